@@ -1,0 +1,161 @@
+"""What the installed transformers offers: the tested range, the seams that the shim needs, and differences of releases.
+
+This is the only module that knows version numbers or that asks which release is installed. Everything else of the shim
+behaves the same on every release. Each fact names the upstream change it comes from and when it can be deleted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from typing import Any, FrozenSet, List, NamedTuple, Optional, Tuple
+
+OLDEST_SUPPORTED = "4.39.0"
+NEWEST_TESTED = "5.24.0"
+
+# The loops through which `evaluate()` and `predict()` run. `prediction_loop` (`use_legacy_prediction_loop`) was removed
+# in transformers 5.0: https://github.com/huggingface/transformers/pull/41011. Delete its name, and every mention of
+# "legacy" in shim/evaluation.py, when 5.0 is the oldest supported release.
+EVALUATION_LOOPS = ("evaluation_loop", "prediction_loop")
+LEGACY_LOOP = "prediction_loop"
+
+
+class UnsupportedVersionError(RuntimeError):
+    """The installed transformers is too old, is not installed, or lacks a place that the shim has to patch."""
+
+
+class _Seam(NamedTuple):
+    """A place in transformers that the shim patches or calls, and the parameters it relies on there."""
+
+    module: str
+    path: str
+    parameters: Tuple[str, ...] = ()
+
+
+_SEAMS = (
+    _Seam("transformers.trainer", "Trainer.__init__", ("args", "compute_metrics")),
+    _Seam("transformers.trainer", "Trainer.evaluation_loop", ("dataloader", "description", "prediction_loss_only")),
+    _Seam("transformers.trainer", "Trainer.prediction_step", ("model", "inputs", "prediction_loss_only")),
+    _Seam("transformers.trainer", "Trainer.training_step", ("model", "inputs")),
+    _Seam("transformers.trainer", "Trainer.compute_loss", ("model", "inputs")),
+    _Seam("transformers.trainer", "torch.cuda.empty_cache"),
+    _Seam("transformers.trainer_callback", "CallbackHandler.on_prediction_step", ("args", "state", "control")),
+    _Seam("transformers.trainer_pt_utils", "find_batch_size"),
+    _Seam("transformers.trainer_utils", "EvalPrediction", ("predictions", "label_ids", "inputs")),
+    _Seam("transformers.trainer_utils", "denumpify_detensorize"),
+    _Seam("transformers.training_args", "TrainingArguments.__init__"),
+    _Seam("transformers.training_args", "TrainingArguments.__post_init__"),
+    _Seam("transformers.training_args", "TrainingArguments.__dataclass_fields__"),
+    _Seam("transformers.training_args", "TrainingArguments.device"),
+)
+
+
+def installed_version() -> Optional[str]:
+    """Version of the transformers that this process imports, or None where there is none."""
+    try:
+        return str(importlib.import_module("transformers").__version__)
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        return None
+
+
+def is_tested(version: str) -> bool:
+    """Whether `version` lies in the range that the test matrix covers."""
+    from packaging.version import Version
+
+    return Version(OLDEST_SUPPORTED) <= Version(Version(version).base_version) <= Version(NEWEST_TESTED)
+
+
+def require_supported(strict: bool) -> None:
+    """Refuse a transformers that the shim cannot serve, before anything is patched.
+
+    Args:
+        strict: raise, instead of warning once, where the release is newer than the newest tested one.
+
+    Raises:
+        UnsupportedVersionError: transformers is missing, too old, lacks a seam, or is untested and `strict` is set.
+    """
+    from packaging.version import Version
+
+    remedy = f"install one from {OLDEST_SUPPORTED} to {NEWEST_TESTED}, or a newer transformers-trainer-shim"
+    version = installed_version()
+    if version is None:
+        raise UnsupportedVersionError(
+            f"shim.apply() expected transformers >= {OLDEST_SUPPORTED}, but transformers is not installed: {remedy}."
+        )
+    if Version(Version(version).base_version) < Version(OLDEST_SUPPORTED):
+        raise UnsupportedVersionError(
+            f"shim.apply() expected transformers >= {OLDEST_SUPPORTED}, but found {version}: {remedy}."
+        )
+    missing = [problem for problem in map(_problem_with, _SEAMS) if problem]
+    if missing:
+        raise UnsupportedVersionError(
+            f"shim.apply() cannot patch transformers {version}; nothing was changed. "
+            f"{' '.join(missing)} To go on, {remedy}."
+        )
+    if not is_tested(version):
+        message = (
+            f"transformers {version} is newer than {NEWEST_TESTED}, the newest release that shim was tested with. "
+            "Every place it patches is there"
+        )
+        if strict:
+            raise UnsupportedVersionError(f"{message}, but strict=True asks for a tested release: {remedy}.")
+        warnings.warn(
+            f"{message}, so it was applied; compare one evaluation with the options off, or {remedy}.",
+            stacklevel=3,
+        )
+
+
+def _problem_with(seam: _Seam) -> Optional[str]:
+    module = importlib.import_module(seam.module)
+    found: Any = module
+    for name in seam.path.split("."):
+        found = getattr(found, name, None)
+        if found is None:
+            return f"Expected {seam.module}.{seam.path}, found no such attribute."
+    if not seam.parameters:
+        return None
+    parameters = inspect.signature(found).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None  # another library's wrapper that hides the signature
+    lost = [name for name in seam.parameters if name not in parameters]
+    if lost:
+        return (
+            f"Expected {seam.module}.{seam.path} to take {', '.join(lost)}, found it takes ({', '.join(parameters)})."
+        )
+    return None
+
+
+def evaluation_loops(trainer_class: type) -> List[str]:
+    """Names of the evaluation loops that `trainer_class` has."""
+    return [name for name in EVALUATION_LOOPS if hasattr(trainer_class, name)]
+
+
+def included_for_metrics(args: Any) -> FrozenSet[str]:
+    """What the arguments ask to hand to `compute_metrics` besides predictions and labels.
+
+    Args:
+        args: the `TrainingArguments` of a Trainer.
+
+    Returns:
+        A subset of {"inputs", "loss"}.
+
+    `include_for_metrics` came in transformers 4.46 (https://github.com/huggingface/transformers/pull/34087), and with
+    it `EvalPrediction.losses`; 5.0 removed `include_inputs_for_metrics`. Keep only the first line when 4.46 is the
+    oldest supported release.
+    """
+    if hasattr(args, "include_for_metrics"):
+        return frozenset(args.include_for_metrics)
+    return frozenset(["inputs"]) if args.include_inputs_for_metrics else frozenset()
+
+
+def nothing_included(args: Any) -> Tuple[str, Any]:
+    """Name and value of the argument that keeps a loop of the installed release from collecting inputs.
+
+    Delete the second case together with that of `included_for_metrics`.
+    """
+    if hasattr(args, "include_for_metrics"):
+        return "include_for_metrics", []
+    return "include_inputs_for_metrics", False

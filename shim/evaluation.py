@@ -1,0 +1,415 @@
+"""Batched evaluation: the stock evaluation loop keeps its work, its logits are diverted at `prediction_step`.
+
+The stock loop calls `self.prediction_step`, and gets ours: it calls the real one, prepares and gathers the batch,
+hands it to `compute_metrics`, and gives only the loss back to the loop. A batch is handed on when the next one is due,
+or when the loop has ended: only then is it known which batch was the last, whatever the loader is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import warnings
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
+
+import torch
+from accelerate.utils import recursively_apply
+from transformers.trainer import Trainer
+from transformers.trainer_pt_utils import find_batch_size
+from transformers.trainer_utils import EvalPrediction, denumpify_detensorize
+
+from shim import cache, compat
+from shim.shadow import Shadow
+
+# What `predict()` calls its loop; the stock loops of transformers 4.41 and later tell it from `evaluate()` by the same.
+_PREDICTING = "Prediction"
+_PADDING_INDEX = -100
+
+
+def wrappers() -> Iterator[Tuple[type, str, Callable[..., Any]]]:
+    """(class, attribute, function that makes the wrapper) for each method of the Trainer that is wrapped here."""
+    yield Trainer, "__init__", _make_init
+    for name in compat.evaluation_loops(Trainer):
+        yield Trainer, name, functools.partial(_make_evaluation_loop, legacy=name == compat.LEGACY_LOOP)
+
+
+def _make_init(original: Callable[..., None], patch: Any) -> Callable[..., None]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *positional: Any, **keywords: Any) -> None:
+        if patch.active:
+            _check_before_making(signature, self, positional, keywords)
+        original(self, *positional, **keywords)
+
+    return __init__
+
+
+def _check_before_making(signature: inspect.Signature, trainer: Any, positional: Any, keywords: Any) -> None:
+    try:
+        given = signature.bind(trainer, *positional, **keywords).arguments
+    except TypeError:
+        given = keywords  # with a name that the signature hides, such as the deprecated `tokenizer` of 4.46
+    args, compute_metrics = given.get("args"), given.get("compute_metrics")
+    if args is None:
+        return
+    cache.policy_of(args)
+    if args.batch_eval_metrics and compute_metrics is not None:
+        _require_compute_result(compute_metrics)
+
+
+def _require_compute_result(compute_metrics: Callable[..., Any]) -> None:
+    """The check of transformers 4.41 and later, on every release.
+
+    Raises:
+        ValueError: `compute_metrics` has no parameter `compute_result`.
+    """
+    parameters = inspect.signature(compute_metrics).parameters
+    if "compute_result" not in parameters:
+        name = getattr(compute_metrics, "__qualname__", type(compute_metrics).__qualname__)
+        raise ValueError(
+            "With batch_eval_metrics=True, compute_metrics is called as compute_metrics(eval_pred, compute_result): "
+            "once per batch to update its sums, with compute_result=True on the last batch to return the metrics. "
+            f"Found {name}({', '.join(parameters)}): give it a parameter compute_result, or set batch_eval_metrics=False."
+        )
+
+
+def _make_evaluation_loop(original: Callable[..., Any], patch: Any, legacy: bool) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def evaluation_loop(self: Any, *positional: Any, **keywords: Any) -> Any:
+        args = self.args
+        if not (args.batch_eval_metrics or args.cuda_cache_clear is not None) or not patch.active:
+            return original(self, *positional, **keywords)
+        evaluation = _Evaluation(self, legacy, *positional, **keywords)
+        return evaluation.run(lambda: original(self, *positional, **keywords))
+
+    return evaluation_loop
+
+
+class _Evaluation:
+    """One run of an evaluation loop of upstream's, with its prediction steps diverted.
+
+    Args:
+        trainer: the Trainer.
+        legacy: whether the loop is the `prediction_loop` of 4.x.
+        dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix: as the loop gets them.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        legacy: bool,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: Optional[bool] = None,
+        ignore_keys: Optional[List[str]] = None,
+        metric_key_prefix: str = "eval",
+    ) -> None:
+        self._trainer = trainer
+        self._policy = cache.policy_of(trainer.args)
+        self._prefix = metric_key_prefix
+        self._predicting = description == _PREDICTING
+        self._metrics = self._batch_metrics(prediction_loss_only)
+        # The legacy loop never preprocesses, with the option or without.
+        self._preprocess = None if legacy else trainer.preprocess_logits_for_metrics
+        self._gather = _Gather(trainer, dataloader)
+        self._batches = 0
+        self._shadows = list(self._stand_ins())
+
+    def _batch_metrics(self, loss_only: Optional[bool]) -> Optional[_BatchMetrics]:
+        trainer = self._trainer
+        if not trainer.args.batch_eval_metrics or trainer.compute_metrics is None or loss_only:
+            return None
+        _require_compute_result(trainer.compute_metrics)
+        return _BatchMetrics(trainer.compute_metrics)
+
+    def _stand_ins(self) -> Iterator[Shadow]:
+        """What the stock loop sees, but no code of the user's: see `suspended`."""
+        trainer = self._trainer
+        yield Shadow(trainer, "prediction_step", self._prediction_step)
+        yield Shadow(trainer.callback_handler, "on_prediction_step", self._on_prediction_step)
+        if self._predicting and trainer.args.batch_eval_metrics and trainer.args.eval_accumulation_steps is not None:
+            # In batch mode the stock loop of 4.41 and later never comes to look at the accumulation steps.
+            yield Shadow(trainer.args, "batch_eval_metrics", False)
+        if self._metrics is not None:
+            yield Shadow(trainer.args, *compat.nothing_included(trainer.args))
+            if self._predicting:
+                # `predict()` wants the predictions as well: the loop collects them, and computes nothing.
+                yield Shadow(trainer, "compute_metrics", None)
+                yield Shadow(trainer, "preprocess_logits_for_metrics", None)
+
+    def run(self, loop: Callable[[], Any]) -> Any:
+        """Run the loop.
+
+        Args:
+            loop: calls the stock loop with the arguments that came.
+
+        Returns:
+            The loop's `EvalLoopOutput`, with the metrics of the last batch among its own.
+        """
+        outer = _running_on(self._trainer)
+        with outer.suspended() if outer else contextlib.nullcontext():
+            self._clear_around()
+            with self._diverted():
+                output = loop()
+            if self._metrics is not None:
+                self._metrics.hand_on(last=True)
+            self._clear_after_batch()
+            self._clear_around()
+        return output if self._metrics is None else self._with_metrics(output, self._metrics)
+
+    @contextlib.contextmanager
+    def _diverted(self) -> Iterator[None]:
+        gather_function = self._trainer.gather_function
+        muted: ContextManager[None] = contextlib.nullcontext()
+        if self._policy is not None:
+            muted = cache.upstream_clears_muted()
+        with muted, self._shadows_on():
+            try:
+                yield
+            finally:
+                # The stock loop resets it, and so forgets `eval_use_gather_object` (transformers#36213).
+                if self._metrics is not None:
+                    self._trainer.gather_function = gather_function
+
+    @contextlib.contextmanager
+    def _shadows_on(self) -> Iterator[None]:
+        try:
+            for shadow in self._shadows:
+                shadow.put_on()
+            yield
+        finally:
+            for shadow in reversed(self._shadows):
+                shadow.take_off()
+            self._shadows.clear()  # they refer to this object: without a cycle, an interrupted batch is freed at once
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Within the block the Trainer is as its user knows it: for code of the user's, and for an inner evaluation."""
+        for shadow in reversed(self._shadows):
+            shadow.take_off()
+        try:
+            with cache.upstream_clears_heard():
+                yield
+        finally:
+            for shadow in self._shadows:
+                shadow.put_on()
+
+    def _on_prediction_step(self, *positional: Any, **keywords: Any) -> Any:
+        with self.suspended():
+            return self._trainer.callback_handler.on_prediction_step(*positional, **keywords)
+
+    def _prediction_step(self, model: Any, inputs: Any, *positional: Any, **keywords: Any) -> Tuple[Any, Any, Any]:
+        """What the loop calls in place of `Trainer.prediction_step`."""
+        with self.suspended():
+            # The batch before goes before the forward pass needs its memory, unless it may turn out to be the last one.
+            if self._metrics is not None and self._looks_labelled(inputs):
+                self._metrics.hand_on(last=False)
+            self._clear_after_batch()
+            self._batches += 1
+            loss, logits, labels = self._trainer.prediction_step(model, inputs, *positional, **keywords)
+            if self._metrics is None:
+                return loss, logits, labels
+            logits, labels = self._prepare(logits, labels)
+        if logits is not None and labels is not None:
+            self._metrics.take(self._eval_prediction(inputs, loss, logits, labels))
+        else:
+            self._metrics.miss("labels" if labels is None else "logits")
+        return (loss, logits, labels) if self._predicting else (loss, None, None)
+
+    def _looks_labelled(self, inputs: Any) -> bool:
+        """The test of `Trainer.prediction_step`, before the forward pass."""
+        return not isinstance(inputs, Mapping) or all(
+            inputs.get(name) is not None for name in self._trainer.label_names
+        )
+
+    def _clear_around(self) -> None:
+        if self._policy is not None and self._policy.around_eval:
+            cache.clear(self._trainer.args)
+
+    def _clear_after_batch(self) -> None:
+        if self._batches and self._policy is not None and self._policy.due_after_eval_batch(self._batches):
+            cache.clear(self._trainer.args)
+
+    def _prepare(self, logits: Any, labels: Any) -> Tuple[Any, Any]:
+        """Detached, of one size on all ranks, and preprocessed, in the order in which the stock loop does it."""
+        labels = self._gather.padded(_detached(labels))
+        logits = self._gather.padded(_detached(logits))
+        if logits is not None and self._preprocess is not None:
+            logits = self._preprocess(logits, labels)
+        return logits, labels
+
+    def _eval_prediction(self, inputs: Any, loss: Any, logits: Any, labels: Any) -> EvalPrediction:
+        rows = find_batch_size(inputs)
+        extras: Dict[str, Any] = {}
+        with self.suspended():
+            included = compat.included_for_metrics(self._trainer.args)
+            if "inputs" in included:
+                name = getattr(self._trainer.model, "main_input_name", "input_ids")
+                main_input = self._gather.padded(self._trainer._prepare_input(inputs[name]))
+                extras["inputs"] = self._gather(main_input, rows)
+            if "loss" in included and loss is not None:
+                extras["losses"] = self._gather(loss.repeat(rows or self._trainer.args.eval_batch_size), rows)
+        return EvalPrediction(
+            predictions=self._gather(logits, rows), label_ids=self._gather(labels, rows), **extras
+        )
+
+    def _with_metrics(self, output: Any, batch_metrics: _BatchMetrics) -> Any:
+        """`output` with the metrics put in, named and ordered as the stock loop does it in ordinary mode."""
+        problem = batch_metrics.problem(self._trainer.label_names)
+        if problem and not (self._predicting and batch_metrics.never_labelled):
+            warnings.warn(problem, stacklevel=5)
+        if batch_metrics.result is None:
+            return output
+        metrics = denumpify_detensorize(batch_metrics.result)
+        if not isinstance(metrics, MutableMapping):
+            raise TypeError(
+                "compute_metrics must return a dict of metrics for compute_result=True, "
+                f"found {type(metrics).__qualname__}."
+            )
+        metrics.update(output.metrics)
+        for key in list(metrics):
+            if not key.startswith(f"{self._prefix}_"):
+                metrics[f"{self._prefix}_{key}"] = metrics.pop(key)
+        return output._replace(metrics=metrics)
+
+
+class _BatchMetrics:
+    """Calls `compute_metrics` once per batch, and with `compute_result=True` exactly once: on the last."""
+
+    def __init__(self, compute_metrics: Callable[..., Any]) -> None:
+        self.result: Any = None
+        self._compute_metrics = compute_metrics
+        self._pending: Optional[EvalPrediction] = None
+        self._taken = 0
+        self._missed: List[str] = []
+        self._finished = False
+        reset = getattr(compute_metrics, "reset", None)
+        if callable(reset):
+            reset()
+
+    def take(self, eval_prediction: EvalPrediction) -> None:
+        self.hand_on(last=False)
+        self._taken += 1
+        self._pending = eval_prediction
+
+    def miss(self, what: str) -> None:
+        self._missed.append(what)
+
+    def hand_on(self, last: bool) -> None:
+        if self._pending is None:
+            return
+        eval_prediction, self._pending = self._pending, None
+        result = self._compute_metrics(eval_prediction, compute_result=last)
+        if last:
+            self.result, self._finished = result, True
+
+    @property
+    def never_labelled(self) -> bool:
+        return not self._taken and "labels" in self._missed
+
+    def problem(self, label_names: List[str]) -> Optional[str]:
+        """Why the metrics are missing or cover part of the set only, and what to do; None where all is well."""
+        option = "batch_eval_metrics=True, but"
+        remedy = {
+            "labels": f"have the data collator give {' and '.join(label_names) or 'labels'} with every batch, "
+            "or set TrainingArguments(label_names=[...])",
+            "logits": "have prediction_step return logits (prediction_loss_only=True and keys_to_ignore_at_inference "
+            "hold them back)",
+        }
+        if not self._taken and not self._missed:
+            return f"{option} the evaluation set gave no batch: there are no metrics. Check the set and drop_last."
+        if self._missed and not self._finished:
+            lost = self._missed[-1]
+            number = "no batch" if not self._taken else "the last batch did not"
+            return f"{option} {number} gave {lost}: there are no metrics. To get them, {remedy[lost]}."
+        if self._missed:
+            lost, total = self._missed[0], self._taken + len(self._missed)
+            return (
+                f"{option} {len(self._missed)} of {total} batches gave no {lost}: the metrics cover the others only. "
+                f"To get all, {remedy[lost]}."
+            )
+        if self.result is None:
+            return (
+                f"{option} compute_metrics returned None for compute_result=True: there are no metrics. "
+                "Return a dict of them on that call."
+            )
+        return None
+
+
+class _Gather:
+    """Gathers a batch over all processes, without the rows that samplers repeat to even the ranks out, and only those.
+
+    `Accelerator.gather_for_metrics` trims by whichever loader is active and trims every inner tensor. This trims only
+    where the active loader is the one that is evaluated, and only tensors that have a row per sample. With one process
+    there is nothing to gather and no row too many.
+    """
+
+    def __init__(self, trainer: Any, dataloader: Any) -> None:
+        self._accelerator = trainer.accelerator
+        self._trainer = trainer
+        self._dataloader = dataloader
+        self._active_before = list(self._accelerator.gradient_state.dataloader_references)
+
+    def padded(self, nested: Any) -> Any:
+        """`nested` with dimension 1 of each tensor padded by -100 to the longest of all processes."""
+        if nested is None or self._accelerator.num_processes == 1:
+            return nested
+        return self._accelerator.pad_across_processes(nested, dim=1, pad_index=_PADDING_INDEX)
+
+    def __call__(self, nested: Any, rows: Optional[int]) -> Any:
+        """Gather a nested structure of tensors that have `rows` rows on this process."""
+        if not self._is_upstreams(self._trainer.gather_function):
+            return self._trainer.gather_function(nested)
+        if self._accelerator.num_processes == 1:
+            return nested
+        if self._wants_objects() or not _only_tensors(nested):
+            return self._trainer.gather_function(nested)
+        gathered = self._accelerator.gather(nested)
+        remainder = self._remainder()
+        if remainder is None:
+            return gathered
+        total = None if rows is None else rows * self._accelerator.num_processes
+        return recursively_apply(
+            lambda tensor: tensor[:remainder] if total in (None, len(tensor)) else tensor, gathered
+        )
+
+    def _is_upstreams(self, gather_function: Any) -> bool:
+        return getattr(_unwrapped(gather_function), "__self__", None) is self._accelerator
+
+    def _wants_objects(self) -> bool:
+        return bool(getattr(self._trainer.gather_function, "keywords", {}).get("use_gather_object"))
+
+    def _remainder(self) -> Optional[int]:
+        """Rows of the batch that are no repetition, where it is the last one of the loader under evaluation."""
+        state = self._accelerator.gradient_state
+        active = state.active_dataloader
+        # A wrapper around a prepared loader is known by the loader that its iteration has made active.
+        is_ours = active is self._dataloader or not any(active is other for other in self._active_before)
+        if is_ours and state.end_of_dataloader and state.remainder > 0:
+            return int(state.remainder)
+        return None
+
+
+def _unwrapped(function: Any) -> Any:
+    return function.func if isinstance(function, functools.partial) else function
+
+
+def _only_tensors(nested: Any) -> bool:
+    try:
+        recursively_apply(lambda tensor: tensor, nested, error_on_other_type=True)
+    except TypeError:
+        return False
+    return True
+
+
+def _detached(nested: Any) -> Any:
+    return recursively_apply(torch.Tensor.detach, nested)
+
+
+def _running_on(trainer: Any) -> Optional[_Evaluation]:
+    """The evaluation of `trainer` inside which another one begins."""
+    running = getattr(vars(trainer).get("prediction_step"), "__self__", None)
+    return running if isinstance(running, _Evaluation) else None

@@ -1,0 +1,74 @@
+"""`training_step` with the cache policy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from typing import Any, Callable, Iterator, Tuple
+
+from transformers.trainer import Trainer
+
+from shim import cache
+from shim.shadow import Shadow
+
+
+def wrappers() -> Iterator[Tuple[type, str, Callable[..., Any]]]:
+    """(class, attribute, function that makes the wrapper) for each method of the Trainer that is wrapped here."""
+    yield Trainer, "training_step", _make_training_step
+
+
+def _make_training_step(original: Callable[..., Any], patch: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.args.cuda_cache_clear is None or not patch.active:
+            return original(self, *args, **kwargs)
+        return _training_step(original, self, args, kwargs)
+
+    return training_step
+
+
+def _training_step(original: Callable[..., Any], trainer: Any, args: Tuple[Any, ...], kwargs: Any) -> Any:
+    policy = cache.policy_of(trainer.args)
+    count = _micro_steps.next_of(trainer)
+    with contextlib.ExitStack() as stack:
+        # Any clear that nobody asked for through `torch_empty_cache_steps` is one that the Trainer does by itself
+        # (transformers 4.41, https://github.com/huggingface/transformers/issues/31372).
+        if getattr(trainer.args, "torch_empty_cache_steps", None) is None:
+            stack.enter_context(cache.upstream_clears_muted())
+        if policy is not None and policy.due_in_training_step(count):
+            shadow = Shadow(trainer, "compute_loss", _clearing_after(trainer.compute_loss, trainer.args))
+            shadow.put_on()
+            stack.callback(shadow.take_off)
+        return original(trainer, *args, **kwargs)
+
+
+def _clearing_after(compute_loss: Callable[..., Any], args: Any) -> Callable[..., Any]:
+    """The forward pass, and the clear between it and the backward pass, where transformers #28769 placed it."""
+
+    @functools.wraps(compute_loss)
+    def compute_loss_and_clear(*positional: Any, **keywords: Any) -> Any:
+        with cache.upstream_clears_heard():
+            loss = compute_loss(*positional, **keywords)
+        cache.clear(args)
+        return loss
+
+    return compute_loss_and_clear
+
+
+class _MicroSteps:
+    """Counts the micro-steps of each Trainer from the start of its training run, alike on every rank."""
+
+    def __init__(self) -> None:
+        # trainer -> (the state object that `train()` made for this run, micro-steps so far)
+        self._counts: weakref.WeakKeyDictionary[Any, Tuple[weakref.ref[Any], int]] = weakref.WeakKeyDictionary()
+
+    def next_of(self, trainer: Any) -> int:
+        run, count = self._counts.get(trainer, (None, 0))
+        if run is None or run() is not trainer.state:
+            run, count = weakref.ref(trainer.state), 0
+        self._counts[trainer] = (run, count + 1)
+        return count + 1
+
+
+_micro_steps = _MicroSteps()
