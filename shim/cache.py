@@ -101,6 +101,11 @@ def clear(args: Any) -> None:
         empty_cache()
 
 
+def clear_as_installed() -> None:
+    """The clear that the stock loop does by itself after each batch in batch mode: of CUDA, whatever the device."""
+    torch.cuda.empty_cache()
+
+
 class _Muting(threading.local):
     """Whether this thread is inside a loop whose own clears are muted."""
 

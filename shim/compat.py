@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
-from typing import Any, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional, Tuple
 
 OLDEST_SUPPORTED = "4.39.0"
 NEWEST_TESTED = "5.24.0"
@@ -131,6 +131,28 @@ def _problem_with(seam: _Seam) -> Optional[str]:
 def evaluation_loops(trainer_class: type) -> List[str]:
     """Names of the evaluation loops that `trainer_class` has."""
     return [name for name in EVALUATION_LOOPS if hasattr(trainer_class, name)]
+
+
+def clears_in_batch_mode(loop: Callable[..., Any]) -> bool:
+    """Whether the stock evaluation loop empties the CUDA cache after every batch in batch mode, unasked.
+
+    It does from transformers 4.41 on (https://github.com/huggingface/transformers/pull/28769). Delete this, and
+    `cache.clear_as_installed`, when no supported release does.
+    """
+    code = getattr(inspect.unwrap(loop), "__code__", None)
+    return code is not None and "empty_cache" in code.co_names
+
+
+def batch_size_for_legacy_loop(dataloader: Any) -> Optional[int]:
+    """The batch size that the legacy loop misses in a prepared loader, or None where it finds one.
+
+    Before transformers 4.47 it reads `batch_size`, which accelerate leaves None, and fails in `loss.repeat`; since then
+    it reads `total_batch_size` (https://github.com/huggingface/transformers/pull/34343). Delete this when 4.47 is the
+    oldest supported release.
+    """
+    if getattr(dataloader, "batch_size", None) is not None:
+        return None
+    return getattr(dataloader, "total_batch_size", None)
 
 
 def included_for_metrics(args: Any) -> FrozenSet[str]:

@@ -82,7 +82,7 @@ def _make_evaluation_loop(original: Callable[..., Any], patch: Any, legacy: bool
         args = self.args
         if not (args.batch_eval_metrics or args.cuda_cache_clear is not None) or not patch.active:
             return original(self, *positional, **keywords)
-        evaluation = _Evaluation(self, legacy, *positional, **keywords)
+        evaluation = _Evaluation(self, legacy, compat.clears_in_batch_mode(original), *positional, **keywords)
         return evaluation.run(lambda: original(self, *positional, **keywords))
 
     return evaluation_loop
@@ -91,9 +91,13 @@ def _make_evaluation_loop(original: Callable[..., Any], patch: Any, legacy: bool
 class _Evaluation:
     """One run of an evaluation loop of upstream's, with its prediction steps diverted.
 
+    The loop runs in its ordinary mode, which is the same code on every release: what it would do in batch mode is done
+    here, the clear after each batch included.
+
     Args:
         trainer: the Trainer.
         legacy: whether the loop is the `prediction_loop` of 4.x.
+        clears_in_batch_mode: whether the loop would empty the CUDA cache after each batch, in batch mode.
         dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix: as the loop gets them.
     """
 
@@ -101,6 +105,7 @@ class _Evaluation:
         self,
         trainer: Any,
         legacy: bool,
+        clears_in_batch_mode: bool,
         dataloader: Any,
         description: str,
         prediction_loss_only: Optional[bool] = None,
@@ -112,8 +117,14 @@ class _Evaluation:
         self._prefix = metric_key_prefix
         self._predicting = description == _PREDICTING
         self._metrics = self._batch_metrics(prediction_loss_only)
+        # In batch mode the stock loop never comes to look at `eval_accumulation_steps`.
+        accumulates = self._predicting and trainer.args.eval_accumulation_steps is not None
+        self._leaves_batch_mode = trainer.args.batch_eval_metrics and (self._metrics is not None or accumulates)
+        self._clears_as_installed = self._policy is None and self._leaves_batch_mode and clears_in_batch_mode
         # The legacy loop never preprocesses, with the option or without.
+        self._legacy = legacy
         self._preprocess = None if legacy else trainer.preprocess_logits_for_metrics
+        self._dataloader = dataloader
         self._gather = _Gather(trainer, dataloader)
         self._batches = 0
         self._shadows = list(self._stand_ins())
@@ -130,15 +141,20 @@ class _Evaluation:
         trainer = self._trainer
         yield Shadow(trainer, "prediction_step", self._prediction_step)
         yield Shadow(trainer.callback_handler, "on_prediction_step", self._on_prediction_step)
-        if self._predicting and trainer.args.batch_eval_metrics and trainer.args.eval_accumulation_steps is not None:
-            # In batch mode the stock loop of 4.41 and later never comes to look at the accumulation steps.
+        if self._leaves_batch_mode:
             yield Shadow(trainer.args, "batch_eval_metrics", False)
-        if self._metrics is not None:
-            yield Shadow(trainer.args, *compat.nothing_included(trainer.args))
-            if self._predicting:
-                # `predict()` wants the predictions as well: the loop collects them, and computes nothing.
-                yield Shadow(trainer, "compute_metrics", None)
-                yield Shadow(trainer, "preprocess_logits_for_metrics", None)
+        if self._metrics is None:
+            return
+        yield Shadow(trainer.args, *compat.nothing_included(trainer.args))
+        batch_size = compat.batch_size_for_legacy_loop(self._dataloader) if self._legacy else None
+        if batch_size is not None:
+            yield Shadow(self._dataloader, "batch_size", batch_size)
+        if self._predicting:
+            # `predict()` wants the predictions as well: the loop collects them, and computes nothing.
+            yield Shadow(trainer, "compute_metrics", None)
+            yield Shadow(trainer, "preprocess_logits_for_metrics", None)
+        else:
+            yield Shadow(trainer.args, "eval_accumulation_steps", None)
 
     def run(self, loop: Callable[[], Any]) -> Any:
         """Run the loop.
@@ -149,22 +165,20 @@ class _Evaluation:
         Returns:
             The loop's `EvalLoopOutput`, with the metrics of the last batch among its own.
         """
-        outer = _running_on(self._trainer)
-        with outer.suspended() if outer else contextlib.nullcontext():
-            self._clear_around()
-            with self._diverted():
-                output = loop()
-            if self._metrics is not None:
-                self._metrics.hand_on(last=True)
-            self._clear_after_batch()
-            self._clear_around()
+        self._clear_around()
+        with self._diverted():
+            output = loop()
+        if self._metrics is not None:
+            self._metrics.hand_on(last=True)
+        self._clear_after_batch()
+        self._clear_around()
         return output if self._metrics is None else self._with_metrics(output, self._metrics)
 
     @contextlib.contextmanager
     def _diverted(self) -> Iterator[None]:
         gather_function = self._trainer.gather_function
         muted: ContextManager[None] = contextlib.nullcontext()
-        if self._policy is not None:
+        if self._policy is not None or self._clears_as_installed:
             muted = cache.upstream_clears_muted()
         with muted, self._shadows_on():
             try:
@@ -187,7 +201,7 @@ class _Evaluation:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Within the block the Trainer is as its user knows it: for code of the user's, and for an inner evaluation."""
+        """Within the block the Trainer is as its user knows it: for the user's code, which may evaluate anew."""
         for shadow in reversed(self._shadows):
             shadow.take_off()
         try:
@@ -212,11 +226,12 @@ class _Evaluation:
             loss, logits, labels = self._trainer.prediction_step(model, inputs, *positional, **keywords)
             if self._metrics is None:
                 return loss, logits, labels
+            rows = find_batch_size(logits) or find_batch_size(inputs)
             logits, labels = self._prepare(logits, labels)
-        if logits is not None and labels is not None:
-            self._metrics.take(self._eval_prediction(inputs, loss, logits, labels))
-        else:
-            self._metrics.miss("labels" if labels is None else "logits")
+            if logits is not None and labels is not None:
+                self._metrics.take(self._eval_prediction(inputs, loss, logits, labels, rows))
+            else:
+                self._metrics.miss("logits" if logits is None else "labels")
         return (loss, logits, labels) if self._predicting else (loss, None, None)
 
     def _looks_labelled(self, inputs: Any) -> bool:
@@ -230,7 +245,11 @@ class _Evaluation:
             cache.clear(self._trainer.args)
 
     def _clear_after_batch(self) -> None:
-        if self._batches and self._policy is not None and self._policy.due_after_eval_batch(self._batches):
+        if not self._batches:
+            return
+        if self._clears_as_installed:
+            cache.clear_as_installed()
+        elif self._policy is not None and self._policy.due_after_eval_batch(self._batches):
             cache.clear(self._trainer.args)
 
     def _prepare(self, logits: Any, labels: Any) -> Tuple[Any, Any]:
@@ -241,20 +260,17 @@ class _Evaluation:
             logits = self._preprocess(logits, labels)
         return logits, labels
 
-    def _eval_prediction(self, inputs: Any, loss: Any, logits: Any, labels: Any) -> EvalPrediction:
-        rows = find_batch_size(inputs)
+    def _eval_prediction(self, inputs: Any, loss: Any, logits: Any, labels: Any, rows: Optional[int]) -> EvalPrediction:
+        """The gathered batch; `rows` is the number of samples in this process's share of it."""
+        trainer = self._trainer
+        included = compat.included_for_metrics(trainer.args)
         extras: Dict[str, Any] = {}
-        with self.suspended():
-            included = compat.included_for_metrics(self._trainer.args)
-            if "inputs" in included:
-                name = getattr(self._trainer.model, "main_input_name", "input_ids")
-                main_input = self._gather.padded(self._trainer._prepare_input(inputs[name]))
-                extras["inputs"] = self._gather(main_input, rows)
-            if "loss" in included and loss is not None:
-                extras["losses"] = self._gather(loss.repeat(rows or self._trainer.args.eval_batch_size), rows)
-        return EvalPrediction(
-            predictions=self._gather(logits, rows), label_ids=self._gather(labels, rows), **extras
-        )
+        if "inputs" in included:
+            name = getattr(trainer.model, "main_input_name", "input_ids")
+            extras["inputs"] = self._gather(self._gather.padded(trainer._prepare_input(inputs[name])), rows)
+        if "loss" in included and loss is not None:
+            extras["losses"] = self._gather(loss.repeat(rows or trainer.args.eval_batch_size), rows)
+        return EvalPrediction(predictions=self._gather(logits, rows), label_ids=self._gather(labels, rows), **extras)
 
     def _with_metrics(self, output: Any, batch_metrics: _BatchMetrics) -> Any:
         """`output` with the metrics put in, named and ordered as the stock loop does it in ordinary mode."""
@@ -408,8 +424,3 @@ def _only_tensors(nested: Any) -> bool:
 def _detached(nested: Any) -> Any:
     return recursively_apply(torch.Tensor.detach, nested)
 
-
-def _running_on(trainer: Any) -> Optional[_Evaluation]:
-    """The evaluation of `trainer` inside which another one begins."""
-    running = getattr(vars(trainer).get("prediction_step"), "__self__", None)
-    return running if isinstance(running, _Evaluation) else None

@@ -1,0 +1,234 @@
+"""Models, data, metrics and oracles that the scenarios share. Each exists once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import tempfile
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, List, Optional
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+from transformers import Trainer, TrainingArguments
+
+FEATURES, CLASSES, EVAL_BATCH = 4, 3, 4
+
+
+class Lin(torch.nn.Module):
+    """A seeded linear classifier; `wide` adds that many columns to its logits, all of them smaller."""
+
+    def __init__(self, wide: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(FEATURES, CLASSES)
+        self.wide = wide
+
+    def forward(self, x: torch.Tensor, labels: Optional[torch.Tensor] = None) -> Dict[str, torch.Tensor]:
+        logits = self.linear(x)
+        loss = {} if labels is None else {"loss": torch.nn.functional.cross_entropy(logits, labels)}
+        if self.wide:
+            logits = torch.nn.functional.pad(logits, (0, self.wide), value=-1e4)
+        return {**loss, "logits": logits}
+
+
+class Rows(Dataset):
+    """`n` seeded rows with labels."""
+
+    def __init__(self, n: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(n, FEATURES, generator=generator)
+        self.labels = torch.randint(CLASSES, (n,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Dict[str, torch.Tensor]:
+        if index >= len(self):
+            raise IndexError(index)
+        return {"x": self.x[index], "labels": self.labels[index]}
+
+
+class Stream(IterableDataset):
+    """The same rows without a length."""
+
+    def __init__(self, n: int) -> None:
+        self.rows = Rows(n)
+
+    def __iter__(self) -> Iterator[Dict[str, torch.Tensor]]:
+        return iter([self.rows[index] for index in range(len(self.rows))])
+
+
+def batches(n: int, size: int = EVAL_BATCH) -> List[Dict[str, torch.Tensor]]:
+    """`Rows(n)` as a plain list of batches."""
+    rows = Rows(n)
+    return [{"x": x, "labels": y} for x, y in zip(rows.x.split(size), rows.labels.split(size))]
+
+
+class Count:
+    """Counts correct and seen rows; records every `compute_result` and every prediction."""
+
+    def __init__(self) -> None:
+        self.flags: List[bool] = []
+        self.seen: List[Any] = []
+        self.resets = 0
+        self._clear()
+
+    def reset(self) -> None:
+        self.resets += 1
+        self._clear()
+
+    def _clear(self) -> None:
+        self.correct = self.rows = 0
+
+    def __call__(self, eval_pred: Any, compute_result: bool = True) -> Dict[str, float]:
+        self.flags.append(compute_result)
+        self.seen.append(eval_pred)
+        predictions = torch.as_tensor(eval_pred.predictions)
+        self.correct += int((predictions.argmax(-1) == torch.as_tensor(eval_pred.label_ids)).sum())
+        self.rows += len(predictions)
+        result = {"accuracy": self.correct / self.rows, "rows": self.rows}
+        if compute_result:
+            self._clear()
+        return result
+
+
+class CountWithoutReset:
+    """`Count` for people who write no `reset`."""
+
+    def __init__(self) -> None:
+        self._count = Count()
+
+    def __call__(self, eval_pred: Any, compute_result: bool) -> Dict[str, float]:
+        return self._count(eval_pred, compute_result)
+
+
+def oracle(model: torch.nn.Module, rows: Rows) -> Dict[str, float]:
+    """What a plain loop over the whole set gives."""
+    with torch.no_grad():
+        logits = model(rows.x)["logits"].numpy()
+    return {"accuracy": float(np.mean(logits.argmax(-1) == rows.labels.numpy())), "rows": len(rows)}
+
+
+def once(calls: int) -> List[bool]:
+    return [False] * (calls - 1) + [True]
+
+
+def with_evaluation_every_step() -> Dict[str, Any]:
+    """`eval_strategy` was called `evaluation_strategy` before transformers 4.41."""
+    names = {field.name for field in dataclasses.fields(TrainingArguments)}
+    return {"eval_strategy" if "eval_strategy" in names else "evaluation_strategy": "steps", "eval_steps": 1}
+
+
+def including(*what: str) -> Dict[str, Any]:
+    """The arguments that ask for inputs, or inputs and losses, in `EvalPrediction`."""
+    names = {field.name for field in dataclasses.fields(TrainingArguments)}
+    if "include_for_metrics" in names:
+        return {"include_for_metrics": list(what)}
+    return {"include_inputs_for_metrics": "inputs" in what}
+
+
+def has_losses() -> bool:
+    """Whether `EvalPrediction` of this release has losses (4.46 and later)."""
+    return "include_for_metrics" in {field.name for field in dataclasses.fields(TrainingArguments)}
+
+
+def has_legacy_loop() -> bool:
+    return hasattr(Trainer, "prediction_loop")
+
+
+def make_args(cls: type = TrainingArguments, **options: Any) -> Any:
+    defaults: Dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(prefix="shim-test-"),
+        "per_device_eval_batch_size": EVAL_BATCH,
+        "per_device_train_batch_size": EVAL_BATCH,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "dataloader_pin_memory": False,
+    }
+    return cls(**{**defaults, **options})
+
+
+def make_trainer(
+    compute_metrics: Any = None, *, model: Any = None, cls: type = Trainer, eval_rows: Any = 10, **options: Any
+) -> Any:
+    """A Trainer over `eval_rows` (a count, or a data set); Trainer arguments are told from TrainingArguments."""
+    own = {
+        name: options.pop(name)
+        for name in ("callbacks", "data_collator", "preprocess_logits_for_metrics", "train_dataset", "args")
+        if name in options
+    }
+    own.setdefault("args", None)
+    args = own.pop("args") or make_args(**options)
+    return cls(
+        model=model or Lin(),
+        args=args,
+        eval_dataset=Rows(eval_rows) if isinstance(eval_rows, int) else eval_rows,
+        compute_metrics=compute_metrics,
+        **own,
+    )
+
+
+def loading(loader: Any, cls: type = Trainer) -> type:
+    """A Trainer class whose evaluation loader is `loader()`, which accelerate has not prepared."""
+
+    class WithLoader(cls):  # type: ignore[misc, valid-type]
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return loader()
+
+    return WithLoader
+
+
+def without_timing(metrics: Dict[str, Any]) -> Dict[str, Any]:
+    """Metrics without what differs from run to run."""
+    timed = ("runtime", "per_second", "preparation_time", "jit_compilation_time")
+    return {key: value for key, value in metrics.items() if not key.endswith(timed)}
+
+
+class FakeDevice(str):
+    """A CPU for torch, which takes it for the string "cpu", that calls itself otherwise."""
+
+    def __new__(cls, kind: str) -> FakeDevice:
+        device = super().__new__(cls, "cpu")
+        device.type = kind  # type: ignore[attr-defined]
+        return device
+
+
+@contextlib.contextmanager
+def device_called(kind: str) -> Iterator[List[str]]:
+    """`args.device.type` is `kind`; gives a list to which each clear of any backend's cache is added.
+
+    Clears by accelerate, which does one by itself when training starts, are left out: they are not the Trainer's.
+    """
+    clears: List[str] = []
+    with contextlib.ExitStack() as stack:
+        for backend in ("cuda", "xpu", "npu", "mlu", "musa", "mps", "hpu"):
+            record = _recorder(clears, backend)
+            if hasattr(torch, backend):
+                patched = mock.patch.object(getattr(torch, backend), "empty_cache", record, create=True)
+            else:
+                patched = mock.patch.object(torch, backend, SimpleNamespace(empty_cache=record), create=True)
+            stack.enter_context(patched)
+        real = TrainingArguments.device
+
+        def device(args: Any) -> FakeDevice:
+            real.__get__(args)  # sets up the distributed state
+            return FakeDevice(kind)
+
+        stack.enter_context(mock.patch.object(TrainingArguments, "device", property(device)))
+        yield clears
+
+
+def _recorder(clears: List[str], backend: str) -> Any:
+    def empty_cache() -> None:
+        caller = sys._getframe(1).f_globals["__name__"]
+        if not caller.startswith("accelerate"):
+            clears.append(backend)
+
+    return empty_cache
