@@ -80,7 +80,7 @@ def _make_evaluation_loop(original: Callable[..., Any], patch: Any, legacy: bool
     @functools.wraps(original)
     def evaluation_loop(self: Any, *positional: Any, **keywords: Any) -> Any:
         args = self.args
-        if not (args.batch_eval_metrics or args.cuda_cache_clear is not None) or not patch.active:
+        if not patch.active or not (args.batch_eval_metrics or args.cuda_cache_clear is not None):
             return original(self, *positional, **keywords)
         evaluation = _Evaluation(self, legacy, compat.clears_in_batch_mode(original), *positional, **keywords)
         return evaluation.run(lambda: original(self, *positional, **keywords))

@@ -46,8 +46,9 @@ class Patch:
         current = vars(self._owner).get(self._name)
         if current is self._wrapper:
             return "ours"
-        module, name = getattr(current, "__module__", None), getattr(current, "__qualname__", repr(current))
-        return f"ours, wrapped since by {module}.{name}"
+        # Not `__module__`: functools.wraps copies that one.
+        module = getattr(current, "__globals__", {}).get("__name__", type(current).__module__)
+        return f"ours, wrapped since by {module}"
 
 
 class Status(NamedTuple):

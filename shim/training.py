@@ -21,7 +21,7 @@ def wrappers() -> Iterator[Tuple[type, str, Callable[..., Any]]]:
 def _make_training_step(original: Callable[..., Any], patch: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.args.cuda_cache_clear is None or not patch.active:
+        if not patch.active or self.args.cuda_cache_clear is None:
             return original(self, *args, **kwargs)
         return _training_step(original, self, args, kwargs)
 

@@ -18,6 +18,7 @@ def applied(request):
     """`@pytest.mark.stock` runs a test on an unpatched transformers."""
     if request.node.get_closest_marker("stock"):
         yield
+        shim.revert()  # only where the test has failed before its own
         return
     with shim.applied():
         yield

@@ -174,20 +174,26 @@ class AroundApply(TestCase):
             self.assertIn("eval_accuracy", make_trainer(Count(), args=args).evaluate())
 
     def test_files_travel_between_processes_with_and_without_the_shim(self):
-        write = "import sys, pickle; pickle.dump(TrainingArguments(sys.argv[1] + '/o', use_cpu=True{}), open(sys.argv[1] + '/f', 'wb'))"
-        read = "import sys, pickle; args = pickle.load(open(sys.argv[1] + '/f', 'rb')); print(args.to_dict()['output_dir'], {})"
-        head, apply = "from transformers import TrainingArguments; ", "import shim; shim.apply(); "
-        directory = tempfile.mkdtemp()
-        for writer, reader, printed in (
-            (head + write.format(""), head + apply + read.format("args.cuda_cache_clear"), "None"),
-            (head + apply + write.format(", cuda_cache_clear='eval'"), head + read.format("type(args).__name__"), "TrainingArguments"),
-        ):
-            for code in (writer, reader):
-                done = subprocess.run(
-                    [sys.executable, "-W", "ignore", "-c", code, directory], capture_output=True, text=True, check=False
-                )
-                self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(done.stdout.split()[-1], printed)
+        directory = Path(tempfile.mkdtemp())
+        (directory / "ours").write_bytes(pickle.dumps(make_args(cuda_cache_clear="eval")))
+        without_shim = textwrap.dedent(
+            """
+            import pickle, sys
+            from pathlib import Path
+            from transformers import TrainingArguments
+
+            directory = Path(sys.argv[1])
+            args = pickle.loads((directory / "ours").read_bytes())
+            assert type(args) is TrainingArguments and "cuda_cache_clear" not in args.to_dict()
+            stock = TrainingArguments(str(directory / "out"), use_cpu=True)
+            (directory / "stock").write_bytes(pickle.dumps(stock))
+            """
+        )
+        command = [sys.executable, "-W", "ignore", "-c", without_shim, str(directory)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        args = pickle.loads((directory / "stock").read_bytes())
+        self.assertIs(args.to_dict()["cuda_cache_clear"], None)
 
     def test_a_subclass_declared_meanwhile_works_after_revert_and_after_another_apply(self):
         @dataclasses.dataclass

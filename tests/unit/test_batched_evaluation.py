@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
+import weakref
 from typing import Any, Dict, List
 from unittest import TestCase
 
@@ -61,6 +62,39 @@ def trainer_over(loader: str, n: int, compute_metrics: Any, **options: Any) -> A
     if cls is not None:
         return make_trainer(compute_metrics, eval_rows=source(n), **options)
     return make_trainer(compute_metrics, cls=loading(lambda: source(n)), eval_rows=n, **options)
+
+
+class Watching(TrainerCallback):
+    """Counts the logits that are alive, in each step of the callbacks and in each call as a metric."""
+
+    def __init__(self) -> None:
+        self.alive: List[int] = []
+        self._logits: List[Any] = []
+
+    def trainer_class(self) -> type:
+        remember = self._logits.append
+
+        class Watched(Trainer):
+            def prediction_step(self, *args, **kwargs):
+                loss, logits, labels = super().prediction_step(*args, **kwargs)
+                remember(weakref.ref(logits))
+                return loss, logits, labels
+
+        return Watched
+
+    def _count(self) -> None:
+        self.alive.append(sum(logits() is not None for logits in self._logits))
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        self._count()
+
+    def __call__(self, eval_pred: Any, compute_result: bool) -> Dict[str, Any]:
+        self._count()
+        return {}
+
+
+def _forgetful(eval_pred: Any, compute_result: bool) -> Dict[str, Any]:
+    return {}
 
 
 def evaluated(trainer: Any) -> Dict[str, Any]:
@@ -403,22 +437,22 @@ class Interrupted(TestCase):
         self.assertEqual(count.flags, once(3))
 
     def test_an_interrupted_batch_is_freed_without_the_collector(self):
-        class Failing(Trainer):
-            def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-                if len(inputs["labels"]) < EVAL_BATCH:
-                    raise KeyboardInterrupt
-                return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        class Interrupting(Watching):
+            def on_prediction_step(self, *args, **kwargs):
+                raise KeyboardInterrupt
 
-        trainer = make_trainer(lambda eval_pred, compute_result: {}, cls=Failing, batch_eval_metrics=True)
-        gc.collect()
+        watching = Interrupting()
+        trainer = make_trainer(
+            _forgetful, cls=watching.trainer_class(), batch_eval_metrics=True, callbacks=[watching]
+        )
         gc.disable()
         try:
-            before = _live_logits()
             with contextlib.suppress(KeyboardInterrupt):
                 trainer.evaluate()
-            self.assertEqual(_live_logits(), before)
+            watching._count()
         finally:
             gc.enable()
+        self.assertEqual(watching.alive, [0])
 
 
 class Nested(TestCase):
@@ -484,40 +518,27 @@ class Predict(TestCase):
         self.assertEqual(count.flags, once(3))
         self.assertIs(trainer.compute_metrics, count)
 
-    @parameterized.expand([("with_metric", True), ("without", False)])
-    def test_accumulation_steps_are_honoured_c27(self, _, with_metric):
-        live = []
-
-        class Watching(TrainerCallback):
-            def on_prediction_step(self, *args, **kwargs):
-                gc.collect()
-                live.append(_live_logits(min_columns=1000))
-
+    @parameterized.expand([("with_metric", _forgetful), ("without", None)])
+    def test_accumulation_steps_are_honoured_c27(self, _, metric):
+        watching = Watching()
         trainer = make_trainer(
-            _forgetful if with_metric else None, model=Lin(wide=2000), batch_eval_metrics=True,
-            eval_accumulation_steps=1, callbacks=[Watching()],
+            metric, cls=watching.trainer_class(), eval_rows=40, batch_eval_metrics=True, eval_accumulation_steps=1,
+            callbacks=[watching],
         )
         trainer.predict(Rows(40))
-        self.assertLessEqual(max(live), 2)
+        self.assertEqual(len(watching.alive), 10)
+        self.assertLessEqual(max(watching.alive), 2)
 
 
 class Memory(TestCase):
     @parameterized.expand([(40,), (400,)])
-    def test_at_most_two_batches_of_logits_are_alive_c39(self, rows):
-        live = []
-
-        def metric(eval_pred, compute_result):
-            live.append(_live_logits(min_columns=1000))
-            return {"rows": 0}
-
-        class Watching(TrainerCallback):
-            def on_prediction_step(self, *args, **kwargs):
-                live.append(_live_logits(min_columns=1000))
-
+    def test_at_most_one_batch_of_logits_is_alive_when_a_step_begins_or_ends_c39(self, rows):
+        watching = Watching()
         make_trainer(
-            metric, model=Lin(wide=20_000), eval_rows=rows, batch_eval_metrics=True, callbacks=[Watching()]
+            watching, cls=watching.trainer_class(), eval_rows=rows, batch_eval_metrics=True, callbacks=[watching]
         ).evaluate()
-        self.assertLessEqual(max(live), 2)
+        self.assertEqual(len(watching.alive), 2 * rows // EVAL_BATCH)
+        self.assertLessEqual(max(watching.alive), 1)
 
 
 class Check(TestCase):
@@ -628,10 +649,6 @@ class BoxCounts:
         return {"boxes": sum(self.boxes)}
 
 
-def _forgetful(eval_pred, compute_result):
-    return {}
-
-
 def _gather_object(wanted: bool) -> Dict[str, Any]:
     from transformers import TrainingArguments
 
@@ -683,10 +700,3 @@ class InterruptedOnce(Rows):
             self._at = None
             raise KeyboardInterrupt
         return super().__getitem__(index)
-
-
-def _live_logits(min_columns: int = 3) -> int:
-    """Tensors alive that have at least so many columns in two dimensions."""
-    return sum(
-        type(item) is torch.Tensor and item.ndim == 2 and item.shape[1] >= min_columns for item in gc.get_objects()
-    )

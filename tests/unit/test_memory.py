@@ -1,0 +1,40 @@
+"""Resident memory of an evaluation of wide logits, in a fresh process: stock's grows with the rows, the shim's does not."""
+
+from __future__ import annotations
+
+from tests.unit.test_import import run_fresh
+
+
+def test_a_batched_evaluation_holds_a_twentieth_of_stocks_and_no_more_for_four_times_the_rows():
+    grown = run_fresh(
+        """
+        import json, resource
+        import shim
+        from tests.fixtures import CountWithoutReset, Count, Lin, make_trainer
+
+        ROWS, WIDTH = 3000, 20_000
+        shim.apply()
+
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+        def grown_by(rows, metric, **options):
+            before = peak()
+            model = Lin(wide=WIDTH - 3)
+            make_trainer(metric, model=model, eval_rows=rows, per_device_eval_batch_size=8, **options).evaluate()
+            return peak() - before
+
+        def one_shot(eval_pred):
+            return {"rows": len(eval_pred.predictions)}
+
+        grown_by(8, one_shot)
+        batched = {"batch_eval_metrics": True}
+        print(json.dumps({
+            "first": grown_by(ROWS, CountWithoutReset(), **batched),
+            "four times the rows": grown_by(4 * ROWS, CountWithoutReset(), **batched),
+            "stock": grown_by(ROWS, one_shot),
+        }))
+        """
+    )
+    assert grown["stock"] > 200_000  # KiB: 3,000 rows of 20,000 float32 are 234,375
+    assert grown["first"] + grown["four times the rows"] <= grown["stock"] / 20, grown
