@@ -14,36 +14,33 @@ from transformers.training_args import TrainingArguments
 
 from shim import cache
 
-# New fields come after all others, so that nobody's positional arguments move: wrapped `__init__`s take them by keyword,
-# and so do those that dataclasses generate for subclasses declared later. Python 3.9 cannot say so for the latter.
-_KEYWORD_ONLY: Dict[str, Any] = {"kw_only": True} if "kw_only" in inspect.signature(dataclasses.field).parameters else {}
+# New fields come after all others, so that nobody's positional arguments move: wrapped `__init__`s take them by
+# keyword, and so do those that dataclasses generate for subclasses declared later (which Python 3.9 cannot express).
+_KEYWORD_ONLY = {"kw_only": True} if "kw_only" in inspect.signature(dataclasses.field).parameters else {}
+
+
+def _field(default: Any, description: str) -> Any:
+    make: Any = dataclasses.field
+    return make(default=default, metadata={"help": description}, **_KEYWORD_ONLY)
 
 
 @dataclasses.dataclass
 class _Added:
     """Templates of the fields. `HfArgumentParser` reads type, default and help from them."""
 
-    batch_eval_metrics: bool = dataclasses.field(
-        default=False,
-        metadata={
-            "help": "Call compute_metrics(eval_pred, compute_result) once per evaluation batch, with compute_result=True "
-            "on the last one, instead of keeping the logits of the whole evaluation set."
-        },
-        **_KEYWORD_ONLY,
+    batch_eval_metrics: bool = _field(
+        False,
+        "Call compute_metrics(eval_pred, compute_result) once per evaluation batch, with compute_result=True on the "
+        "last one, instead of keeping the logits of the whole evaluation set.",
     )
     # Bools are accepted as well. They are not in the type, since HfArgumentParser takes one type per argument.
-    cuda_cache_clear: Optional[str] = dataclasses.field(
-        default=None,
-        metadata={
-            "help": "When the device cache is emptied: never (or false), around_eval, eval (after evaluation batches), "
-            "train (in training steps), always (or true). Unset: what the installed Trainer does."
-        },
-        **_KEYWORD_ONLY,
+    cuda_cache_clear: Optional[str] = _field(
+        None,
+        "When the device cache is emptied: never (or false), around_eval, eval (after evaluation batches), train (in "
+        "training steps), always (or true). Unset: what the installed Trainer does.",
     )
-    cuda_cache_clear_steps: int = dataclasses.field(
-        default=1,
-        metadata={"help": "With cuda_cache_clear eval, train or always: empty the cache at every N-th step only."},
-        **_KEYWORD_ONLY,
+    cuda_cache_clear_steps: int = _field(
+        1, "With cuda_cache_clear eval, train or always: empty the cache at every N-th step only."
     )
 
 
@@ -98,12 +95,13 @@ def wrappers() -> Iterator[Tuple[type, str, Callable[..., Any]]]:
 def _dataclasses_below(cls: type) -> Iterator[type]:
     if "__dataclass_fields__" in vars(cls):
         yield cls
-    for subclass in cls.__subclasses__():
+    subclasses: List[type] = cls.__subclasses__()
+    for subclass in subclasses:
         yield from _dataclasses_below(subclass)
 
 
 def _fields_of(cls: type) -> Dict[str, "dataclasses.Field[Any]"]:
-    fields: Dict[str, "dataclasses.Field[Any]"] = vars(cls)["__dataclass_fields__"]
+    fields: Dict[str, dataclasses.Field[Any]] = vars(cls)["__dataclass_fields__"]
     return fields
 
 
@@ -117,7 +115,9 @@ def _is_generated(cls: type, method: str) -> bool:
     return function is not None and inspect.unwrap(function).__code__.co_filename == "<string>"
 
 
-def _make_init(original: Callable[..., None], patch: Any, fields: List["dataclasses.Field[Any]"]) -> Callable[..., None]:
+def _make_init(
+    original: Callable[..., None], patch: Any, fields: List["dataclasses.Field[Any]"]
+) -> Callable[..., None]:
     signature = inspect.signature(original)
     # A subclass that was declared while the shim was applied takes them already.
     fields = [field for field in fields if field.name not in signature.parameters]

@@ -86,7 +86,8 @@ def policy_of(args: Any) -> Optional[ClearPolicy]:
     if not when and getattr(args, "torch_empty_cache_steps", None) is not None:
         raise ValueError(
             f"cuda_cache_clear={value!r} says that the cache is never emptied, but "
-            f"torch_empty_cache_steps={args.torch_empty_cache_steps!r} asks to empty it in training: set one of the two."
+            f"torch_empty_cache_steps={args.torch_empty_cache_steps!r} asks to empty it in training: "
+            "set one of the two."
         )
     return ClearPolicy(when, every)
 

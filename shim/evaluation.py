@@ -72,7 +72,8 @@ def _require_compute_result(compute_metrics: Callable[..., Any]) -> None:
         raise ValueError(
             "With batch_eval_metrics=True, compute_metrics is called as compute_metrics(eval_pred, compute_result): "
             "once per batch to update its sums, with compute_result=True on the last batch to return the metrics. "
-            f"Found {name}({', '.join(parameters)}): give it a parameter compute_result, or set batch_eval_metrics=False."
+            f"Found {name}({', '.join(parameters)}): give it a parameter compute_result, or set "
+            "batch_eval_metrics=False."
         )
 
 
@@ -423,4 +424,3 @@ def _only_tensors(nested: Any) -> bool:
 
 def _detached(nested: Any) -> Any:
     return recursively_apply(torch.Tensor.detach, nested)
-

@@ -69,11 +69,10 @@ def batches(n: int, size: int = EVAL_BATCH) -> List[Dict[str, torch.Tensor]]:
 
 
 class Count:
-    """Counts correct and seen rows; records every `compute_result` and every prediction."""
+    """Counts correct and seen rows; records every `compute_result`."""
 
     def __init__(self) -> None:
         self.flags: List[bool] = []
-        self.seen: List[Any] = []
         self.resets = 0
         self._clear()
 
@@ -86,7 +85,6 @@ class Count:
 
     def __call__(self, eval_pred: Any, compute_result: bool = True) -> Dict[str, float]:
         self.flags.append(compute_result)
-        self.seen.append(eval_pred)
         predictions = torch.as_tensor(eval_pred.predictions)
         self.correct += int((predictions.argmax(-1) == torch.as_tensor(eval_pred.label_ids)).sum())
         self.rows += len(predictions)
@@ -94,6 +92,18 @@ class Count:
         if compute_result:
             self._clear()
         return result
+
+
+class Keeping(Count):
+    """Keeps every `EvalPrediction` as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: List[Any] = []
+
+    def __call__(self, eval_pred: Any, compute_result: bool = True) -> Dict[str, float]:
+        self.seen.append(eval_pred)
+        return super().__call__(eval_pred, compute_result)
 
 
 class CountWithoutReset:

@@ -57,7 +57,9 @@ class TwoProcesses(TestCase):
         rows = Rows(n)
         with torch.no_grad():
             logits = Lin()(rows.x)["logits"]
-        expected = sorted([float(x[0]), float(label), float(row[0])] for x, label, row in zip(rows.x, rows.labels, logits))
+        expected = sorted(
+            [float(x[0]), float(label), float(row[0])] for x, label, row in zip(rows.x, rows.labels, logits)
+        )
         seen = [sorted(part) for part in _split(first["rows"], evaluations)]
         for rows_of_one_evaluation in seen:
             self.assertEqual(len(rows_of_one_evaluation), n)

@@ -120,9 +120,7 @@ class Forms(TestCase):
     @parameterized.expand([("True", True), ("false", False), ("none", None), ("always", "always")])
     def test_a_command_line_spells_out_what_code_says(self, word, value):
         parser = HfArgumentParser(TrainingArguments)
-        (parsed,) = parser.parse_args_into_dataclasses(
-            ["--output_dir", "x", "--use_cpu", "--cuda_cache_clear", word]
-        )
+        (parsed,) = parser.parse_args_into_dataclasses(["--output_dir", "x", "--use_cpu", "--cuda_cache_clear", word])
         self.assertIs(parsed.cuda_cache_clear, value) if value in (True, False, None) else self.assertEqual(
             parsed.cuda_cache_clear, value
         )
@@ -221,7 +219,9 @@ class Validation(TestCase):
                 make_args(cls, cuda_cache_clear=value)
             self.assertIn(repr(value), str(caught.value))
 
-    @parameterized.expand([(repr(value), value) for value in (None, False, "never", "around_eval", "eval", "train", True, "always")])
+    @parameterized.expand(
+        [(repr(value), value) for value in (None, False, "never", "around_eval", "eval", "train", True, "always")]
+    )
     def test_each_allowed_value_is_kept_as_it_was_given(self, _, value):
         kept = make_args(cuda_cache_clear=value).cuda_cache_clear
         self.assertEqual((type(kept), kept), (type(value), value))
@@ -255,7 +255,11 @@ class Validation(TestCase):
         args = make_args()
         trainer = make_trainer(Count(), args=args, train_dataset=None)
         args.cuda_cache_clear = "sometimes"
-        for work in (lambda: make_trainer(args=args), trainer.evaluate, lambda: trainer.training_step(trainer.model, {})):
+        for work in (
+            lambda: make_trainer(args=args),
+            trainer.evaluate,
+            lambda: trainer.training_step(trainer.model, {}),
+        ):
             with pytest.raises(ValueError, match="'sometimes'"):
                 work()
 

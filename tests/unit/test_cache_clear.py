@@ -89,8 +89,9 @@ class Evaluation(TestCase):
             return {}
 
         trainer = make_trainer(metric, cuda_cache_clear="eval", batch_eval_metrics=True)
-        with device_called("cuda") as clears, mock.patch.object(
-            torch.cuda, "empty_cache", lambda: events.append("clear")
+        with (
+            device_called("cuda") as clears,
+            mock.patch.object(torch.cuda, "empty_cache", lambda: events.append("clear")),
         ):
             trainer.evaluate()
         self.assertEqual(events, ["metric", "clear"] * EVAL_BATCHES)
@@ -158,7 +159,9 @@ class Evaluation(TestCase):
         for method in ("evaluate", "train"):
             trainer = training(cuda_cache_clear="never", batch_eval_metrics=True)
             trainer.compute_metrics = metric
-            trainer.compute_loss = mock.Mock(side_effect=ZeroDivisionError) if method == "train" else trainer.compute_loss
+            trainer.compute_loss = (
+                mock.Mock(side_effect=ZeroDivisionError) if method == "train" else trainer.compute_loss
+            )
             with pytest.raises(ZeroDivisionError):
                 getattr(trainer, method)()
             self.assertIs(transformers.trainer.torch, torch)
@@ -210,17 +213,16 @@ class Training(TestCase):
     def test_torch_empty_cache_steps_keeps_its_meaning(self):
         if not hasattr(TrainingArguments, "torch_empty_cache_steps"):
             self.skipTest("torch_empty_cache_steps came with transformers 4.43")
+        module = inspect.getmodule(Trainer)
+        called: List[str] = []
+        if hasattr(module, "clear_device_cache"):
+            patched = mock.patch.object(module, "clear_device_cache", lambda *_, **__: called.append("stock"))
+        else:
+            patched = mock.patch.object(torch.cuda, "empty_cache", lambda: called.append("stock"))
         for value in (None, "eval"):
-            trainer = training(torch_empty_cache_steps=1, cuda_cache_clear=value)
-            called: List[str] = []
-            target = "clear_device_cache" if hasattr(inspect.getmodule(Trainer), "clear_device_cache") else None
-            patched = (
-                mock.patch.object(inspect.getmodule(Trainer), target, lambda *_, **__: called.append("stock"))
-                if target
-                else mock.patch.object(torch.cuda, "empty_cache", lambda: called.append("stock"))
-            )
+            called.clear()
             with patched:
-                trainer.train()
+                training(torch_empty_cache_steps=1, cuda_cache_clear=value).train()
             self.assertGreaterEqual(len(called), MICRO_STEPS)
 
     @parameterized.expand([("two",), ("three",), ("keywords",)])

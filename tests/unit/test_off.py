@@ -12,7 +12,7 @@ import torch
 from parameterized import parameterized
 
 import shim
-from tests.fixtures import Count, Rows, make_trainer, with_evaluation_every_step, without_timing
+from tests.fixtures import Count, Keeping, Rows, make_trainer, with_evaluation_every_step, without_timing
 
 pytestmark = pytest.mark.stock
 
@@ -62,14 +62,16 @@ class SameAsStock(TestCase):
     @parameterized.expand([("evaluate",), ("predict",), ("accumulating",), ("train",)])
     def test_metrics_keys_and_calls_are_stocks(self, what):
         def run():
-            count = Count()
+            count = Keeping()
             options = {"eval_accumulation_steps": 1} if what == "accumulating" else {}
-            trainer = make_trainer(
-                count, train_dataset=Rows(8), max_steps=2, **with_evaluation_every_step(), **options
-            )
+            trainer = make_trainer(count, train_dataset=Rows(8), max_steps=2, **with_evaluation_every_step(), **options)
             if what == "train":
                 trainer.train()
-                return [without_timing(entry) for entry in trainer.state.log_history], trainer.model.linear.weight, count
+                return (
+                    [without_timing(entry) for entry in trainer.state.log_history],
+                    trainer.model.linear.weight,
+                    count,
+                )
             if what == "predict":
                 output = trainer.predict(Rows(10))
                 return without_timing(output.metrics), torch.as_tensor(output.predictions), count
