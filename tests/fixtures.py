@@ -223,7 +223,9 @@ def device_called(kind: str) -> Iterator[List[str]]:
             if hasattr(torch, backend):
                 patched = mock.patch.object(getattr(torch, backend), "empty_cache", record, create=True)
             else:
-                patched = mock.patch.object(torch, backend, SimpleNamespace(empty_cache=record), create=True)
+                # torch 2.2 seeds any backend that it finds, unless it is in a bad fork
+                stub = SimpleNamespace(empty_cache=record, _is_in_bad_fork=lambda: True)
+                patched = mock.patch.object(torch, backend, stub, create=True)
             stack.enter_context(patched)
         real = TrainingArguments.device
 
