@@ -78,12 +78,14 @@ def _require_compute_result(compute_metrics: Callable[..., Any]) -> None:
 
 
 def _make_evaluation_loop(original: Callable[..., Any], patch: Any, legacy: bool) -> Callable[..., Any]:
+    clears_in_batch_mode = compat.clears_in_batch_mode(original)
+
     @functools.wraps(original)
     def evaluation_loop(self: Any, *positional: Any, **keywords: Any) -> Any:
         args = self.args
         if not patch.active or not (args.batch_eval_metrics or args.cuda_cache_clear is not None):
             return original(self, *positional, **keywords)
-        evaluation = _Evaluation(self, legacy, compat.clears_in_batch_mode(original), *positional, **keywords)
+        evaluation = _Evaluation(self, legacy, clears_in_batch_mode, *positional, **keywords)
         return evaluation.run(lambda: original(self, *positional, **keywords))
 
     return evaluation_loop
@@ -340,8 +342,8 @@ class _BatchMetrics:
             return f"{option} the evaluation set gave no batch: there are no metrics. Check the set and drop_last."
         if self._missed and not self._finished:
             lost = self._missed[-1]
-            number = "no batch" if not self._taken else "the last batch did not"
-            return f"{option} {number} gave {lost}: there are no metrics. To get them, {remedy[lost]}."
+            found = f"the last batch gave no {lost}" if self._taken else f"no batch gave {lost}"
+            return f"{option} {found}: there are no metrics. To get them, {remedy[lost]}."
         if self._missed:
             lost, total = self._missed[0], self._taken + len(self._missed)
             return (

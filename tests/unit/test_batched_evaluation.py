@@ -387,6 +387,16 @@ class Silence(TestCase):
             result = make_trainer(Count(), batch_eval_metrics=True, prediction_loss_only=True).evaluate()
         self.assertIn("eval_loss", result)
 
+    def test_no_logits_in_the_last_batch(self):
+        class WithoutLastLogits(Trainer):
+            def prediction_step(self, model, inputs, *args, **kwargs):
+                loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
+                return loss, logits if len(labels) == EVAL_BATCH else None, labels
+
+        trainer = make_trainer(Count(), cls=WithoutLastLogits, batch_eval_metrics=True)
+        with pytest.warns(UserWarning, match="the last batch gave no logits: there are no metrics"):
+            self.assertNotIn("eval_accuracy", trainer.evaluate())
+
     def test_no_batch(self):
         with pytest.warns(UserWarning, match="gave no batch"):
             make_trainer(Count(), cls=loading(list), batch_eval_metrics=True).evaluate()
