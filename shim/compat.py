@@ -79,7 +79,7 @@ def require_supported(strict: bool) -> None:
     """
     from packaging.version import Version
 
-    remedy = f"install one from {OLDEST_SUPPORTED} to {NEWEST_TESTED}, or a newer transformers-trainer-shim"
+    remedy = f"install transformers {OLDEST_SUPPORTED} to {NEWEST_TESTED}, or a newer transformers-trainer-shim"
     version = installed_version()
     if version is None:
         raise UnsupportedVersionError(

@@ -37,23 +37,28 @@ def _training_step(original: Callable[..., Any], trainer: Any, args: Tuple[Any, 
         if getattr(trainer.args, "torch_empty_cache_steps", None) is None:
             stack.enter_context(cache.upstream_clears_muted())
         if policy is not None and policy.due_in_training_step(count):
-            shadow = Shadow(trainer, "compute_loss", _clearing_after(trainer.compute_loss, trainer.args))
+            shadow = _clear_after_forward(trainer)
             shadow.put_on()
             stack.callback(shadow.take_off)
         return original(trainer, *args, **kwargs)
 
 
-def _clearing_after(compute_loss: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """The forward pass, and the clear between it and the backward pass, where transformers #28769 placed it."""
+def _clear_after_forward(trainer: Any) -> Shadow:
+    """A stand-in for `compute_loss` that clears between forward and backward, where transformers #28769 placed it.
+
+    It takes itself off, so that a step that computes two losses clears once.
+    """
+    compute_loss = trainer.compute_loss
 
     @functools.wraps(compute_loss)
     def compute_loss_and_clear(*positional: Any, **keywords: Any) -> Any:
-        with cache.upstream_clears_heard():
-            loss = compute_loss(*positional, **keywords)
-        cache.clear(args)
+        shadow.take_off()
+        loss = compute_loss(*positional, **keywords)
+        cache.clear(trainer.args)
         return loss
 
-    return compute_loss_and_clear
+    shadow = Shadow(trainer, "compute_loss", compute_loss_and_clear)
+    return shadow
 
 
 class _MicroSteps:

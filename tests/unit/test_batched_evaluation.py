@@ -14,7 +14,14 @@ import pytest
 import torch
 from parameterized import parameterized
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback
+from transformers import (
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainerCallback,
+)
 
 from tests.fixtures import (
     EVAL_BATCH,
@@ -29,6 +36,7 @@ from tests.fixtures import (
     has_losses,
     including,
     loading,
+    make_args,
     make_trainer,
     once,
     oracle,
@@ -716,3 +724,30 @@ class InterruptedOnce(Rows):
             self._at = None
             raise KeyboardInterrupt
         return super().__getitem__(index)
+
+
+class Generation(TestCase):
+    def test_generated_tokens_equal_a_loop_that_calls_generate_c38(self):
+        torch.manual_seed(0)
+        config = T5Config(
+            vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+        )
+        model = T5ForConditionalGeneration(config).eval()
+        rows = [{"input_ids": torch.randint(2, 32, (5,)), "labels": torch.randint(2, 32, (4,))} for _ in range(10)]
+        seen: List[Any] = []
+
+        def metric(eval_pred, compute_result):
+            seen.extend(eval_pred.predictions)
+            return {"rows": len(seen)}
+
+        trainer = make_trainer(
+            metric,
+            model=model,
+            cls=Seq2SeqTrainer,
+            args=make_args(Seq2SeqTrainingArguments, batch_eval_metrics=True, predict_with_generate=True),
+            eval_rows=rows,
+        )
+        self.assertEqual(trainer.evaluate(max_length=7, num_beams=1)["eval_rows"], 10)
+        for row, tokens in zip(rows, seen):
+            expected = model.generate(row["input_ids"][None], max_length=7, num_beams=1)[0]
+            self.assertEqual(tokens[: len(expected)].tolist(), expected.tolist())

@@ -203,6 +203,22 @@ class Training(TestCase):
         self.assertEqual(events, ["forward", "clear", "backward"] * MICRO_STEPS)
         self.assertIs(vars(trainer)["compute_loss"], own)
 
+    def test_a_step_that_computes_two_losses_clears_once(self):
+        class Twice(Trainer):
+            def training_step(self, model, inputs, *rest):
+                self.compute_loss(model, inputs)
+                return super().training_step(model, inputs, *rest)
+
+        class TwiceInside(Trainer):
+            def compute_loss(self, model, inputs, *args, **kwargs):
+                super().compute_loss(model, inputs)
+                return super().compute_loss(model, inputs, *args, **kwargs)
+
+        for cls in (Twice, TwiceInside):
+            with device_called("cuda") as clears:
+                training(cls=cls, cuda_cache_clear="train").train()
+            self.assertEqual(len(clears), MICRO_STEPS)
+
     @parameterized.expand([(value,) for value in ("never", "eval", "train", "always")])
     def test_weights_are_the_same_to_the_bit_c42(self, value):
         stock, ours = training(), training(cuda_cache_clear=value)

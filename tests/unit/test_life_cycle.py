@@ -185,7 +185,7 @@ class Support(TestCase):
         message = str(caught.value)
         assert f"found {version}" in message
         assert f">= {compat.OLDEST_SUPPORTED}" in message
-        assert "install one from 4.39.0 to" in message
+        assert "install transformers 4.39.0 to" in message
         assert_identical(before, everything())
 
     @parameterized.expand(
@@ -237,7 +237,7 @@ class Support(TestCase):
     def test_transformers_that_is_not_installed_is_told(self):
         with (
             mock.patch.object(compat, "installed_version", return_value=None),
-            pytest.raises(shim.UnsupportedVersionError, match="transformers is not installed: install one from"),
+            pytest.raises(shim.UnsupportedVersionError, match="transformers is not installed: install transformers"),
         ):
             shim.apply()
 
