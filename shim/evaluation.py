@@ -15,6 +15,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
 import torch
+from accelerate.data_loader import IterableDatasetShard
 from accelerate.utils import recursively_apply
 from transformers.trainer import Trainer
 from transformers.trainer_pt_utils import find_batch_size
@@ -149,6 +150,7 @@ class _Evaluation:
         if self._metrics is None:
             return
         yield Shadow(trainer.args, *compat.nothing_included(trainer.args))
+        yield from self._gather.stand_ins()
         batch_size = compat.batch_size_for_legacy_loop(self._dataloader) if self._legacy else None
         if batch_size is not None:
             yield Shadow(self._dataloader, "batch_size", batch_size)
@@ -266,14 +268,15 @@ class _Evaluation:
     def _eval_prediction(self, inputs: Any, loss: Any, logits: Any, labels: Any, rows: Optional[int]) -> EvalPrediction:
         """The gathered batch; `rows` is the number of samples in this process's share of it."""
         trainer = self._trainer
+        gather = functools.partial(self._gather, rows=rows, remainder=self._gather.remainder())
         included = compat.included_for_metrics(trainer.args)
         extras: Dict[str, Any] = {}
         if "inputs" in included:
             name = getattr(trainer.model, "main_input_name", "input_ids")
-            extras["inputs"] = self._gather(self._gather.padded(trainer._prepare_input(inputs[name])), rows)
+            extras["inputs"] = gather(self._gather.padded(trainer._prepare_input(inputs[name])))
         if "loss" in included and loss is not None:
-            extras["losses"] = self._gather(loss.repeat(rows or trainer.args.eval_batch_size), rows)
-        return EvalPrediction(predictions=self._gather(logits, rows), label_ids=self._gather(labels, rows), **extras)
+            extras["losses"] = gather(loss.repeat(rows or trainer.args.eval_batch_size))
+        return EvalPrediction(predictions=gather(logits), label_ids=gather(labels), **extras)
 
     def _with_metrics(self, output: Any, batch_metrics: _BatchMetrics) -> Any:
         """`output` with the metrics put in, named and ordered as the stock loop does it in ordinary mode."""
@@ -371,6 +374,15 @@ class _Gather:
         self._trainer = trainer
         self._dataloader = dataloader
         self._active_before = list(self._accelerator.gradient_state.dataloader_references)
+        self._shard: Any = getattr(dataloader, "dataset", None)
+        self._stream: Optional[_CountedStream] = None
+        if isinstance(self._shard, IterableDatasetShard) and self._accelerator.num_processes > 1:
+            self._stream = _CountedStream(self._shard.dataset)
+
+    def stand_ins(self) -> Iterator[Shadow]:
+        """What the loader has to see for the rows of a stream to be counted."""
+        if self._stream is not None:
+            yield Shadow(self._shard, "dataset", self._stream)
 
     def padded(self, nested: Any) -> Any:
         """`nested` with dimension 1 of each tensor padded by -100 to the longest of all processes."""
@@ -378,8 +390,14 @@ class _Gather:
             return nested
         return self._accelerator.pad_across_processes(nested, dim=1, pad_index=_PADDING_INDEX)
 
-    def __call__(self, nested: Any, rows: Optional[int]) -> Any:
-        """Gather a nested structure of tensors that have `rows` rows on this process."""
+    def __call__(self, nested: Any, rows: Optional[int], remainder: Optional[int]) -> Any:
+        """Gather a nested structure of tensors.
+
+        Args:
+            nested: tensors in the model's own structure.
+            rows: the samples in this process's share of the batch; tensors of another length are not trimmed.
+            remainder: see `remainder`.
+        """
         if not self._is_upstreams(self._trainer.gather_function):
             return self._trainer.gather_function(nested)
         if self._accelerator.num_processes == 1:
@@ -387,7 +405,6 @@ class _Gather:
         if self._wants_objects() or not _only_tensors(nested):
             return self._trainer.gather_function(nested)
         gathered = self._accelerator.gather(nested)
-        remainder = self._remainder()
         if remainder is None:
             return gathered
         total = None if rows is None else rows * self._accelerator.num_processes
@@ -401,15 +418,51 @@ class _Gather:
     def _wants_objects(self) -> bool:
         return bool(getattr(self._trainer.gather_function, "keywords", {}).get("use_gather_object"))
 
-    def _remainder(self) -> Optional[int]:
-        """Rows of the batch that are no repetition, where it is the last one of the loader under evaluation."""
+    def remainder(self) -> Optional[int]:
+        """Rows of the gathered batch that are no repetition, where it is the last one and has any; else None."""
         state = self._accelerator.gradient_state
         active = state.active_dataloader
         # A wrapper around a prepared loader is known by the loader that its iteration has made active.
         is_ours = active is self._dataloader or not any(active is other for other in self._active_before)
-        if is_ours and state.end_of_dataloader and state.remainder > 0:
+        if not is_ours or not state.end_of_dataloader:
+            return None
+        if state.remainder > 0:
             return int(state.remainder)
-        return None
+        return self._remainder_of_stream()
+
+    def _remainder_of_stream(self) -> Optional[int]:
+        """The same for a stream that each process reads whole and takes its share of (`dispatch_batches=False`)."""
+        if self._stream is None or self._shard.drop_last:
+            return None
+        if not self._stream.rows:
+            warnings.warn(
+                "With dispatch_batches=False and worker processes, the rows that were repeated to fill up the last "
+                "batch of a streamed set cannot be told from the others: the metrics may count them twice. Set "
+                "dataloader_num_workers=0, or leave dispatch_batches at its default.",
+                stacklevel=2,
+            )
+            return None
+        share = 1 if self._shard.split_batches else self._shard.num_processes
+        return self._stream.rows % (self._shard.batch_size * share) or None
+
+
+class _CountedStream:
+    """A streamed data set that counts the rows it gives. Worker processes count in a copy of their own."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.rows = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what pickle asks of an object that has no attributes yet
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.rows = 0
+        for row in self._stream:
+            self.rows += 1
+            yield row
 
 
 def _unwrapped(function: Any) -> Any:

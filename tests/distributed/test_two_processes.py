@@ -27,6 +27,14 @@ SCENARIOS = {
     "sized_10_training": 2,
     "stream_10_training": 2,
     "sized_9_predict": 1,
+    "sized_10_dispatched": 1,
+    "sized_10_sharded": 1,
+    "sized_10_split": 1,
+    "stream_10_dispatched": 1,
+    "stream_10_sharded": 1,
+    "stream_8_sharded": 1,
+    "stream_3_sharded": 1,
+    "stream_10_split": 1,
 }
 
 
@@ -52,7 +60,8 @@ class TwoProcesses(TestCase):
         evaluations, n = SCENARIOS[scenario], int(scenario.split("_")[1])
         first, second = (rank[scenario] for rank in self.ranks)
         self.assertEqual(first, second)
-        self.assertEqual(first["flags"], evaluations * once(-(-n // (EVAL_BATCH * RANKS))))
+        batch = EVAL_BATCH if scenario.endswith("split") else EVAL_BATCH * RANKS
+        self.assertEqual(first["flags"], evaluations * once(-(-n // batch)))
         self.assertTrue(first["losses_match"])
         rows = Rows(n)
         with torch.no_grad():

@@ -18,6 +18,14 @@ warnings.simplefilter("ignore")
 INCLUDED = ("inputs", "loss") if has_losses() else ("inputs",)
 
 
+# How batches come to the processes, by the last word of a scenario's name
+LOADING: Dict[str, Dict[str, Any]] = {
+    "dispatched": {"accelerator_config": {"dispatch_batches": True}},
+    "sharded": {"accelerator_config": {"dispatch_batches": False}},
+    "split": {"accelerator_config": {"dispatch_batches": False, "split_batches": True}},
+}
+
+
 class Seen(Count):
     """Keeps which rows it saw, each as (its input's first number, its label, its logits' first number)."""
 
@@ -54,6 +62,7 @@ class Evaluating(TrainerCallback):
 
 def trainer_for(scenario: str, metric: Any, **options: Any) -> Any:
     kind, n = scenario.split("_")[:2]
+    options.update(LOADING.get(scenario.split("_")[-1], {}))
     rows = Stream(int(n)) if kind == "stream" else Rows(int(n))
     trainer = make_trainer(
         metric, eval_rows=rows, batch_eval_metrics=True, ddp_backend="gloo", **including(*INCLUDED), **options
