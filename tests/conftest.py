@@ -2,16 +2,12 @@
 
 import os
 import sys
-import warnings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
 import shim
-
-warnings.filterwarnings("ignore", category=DeprecationWarning)
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 @pytest.fixture(autouse=True)

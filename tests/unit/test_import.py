@@ -24,7 +24,7 @@ def test_importing_the_shim_loads_and_patches_nothing():
     assert not set(HEAVY) & set(loaded)
 
 
-def test_importing_the_shim_costs_less_than_importing_numpy_and_applying_it_less_than_a_tenth_of_the_trainer():
+def test_importing_the_shim_and_applying_it_cost_a_fraction_of_importing_the_trainer():
     # Ratios within one process: the absolute bounds are 60 ms and 200 ms on a quiet machine.
     seconds = run_fresh(
         """

@@ -178,7 +178,7 @@ class Support(TestCase):
     def test_an_old_release_is_refused_with_what_to_do(self, version):
         before = everything()
         with (
-            mock.patch.object(transformers, "__version__", version),
+            mock.patch("transformers.__version__", version),
             pytest.raises(shim.UnsupportedVersionError) as caught,
         ):
             shim.apply()
@@ -219,7 +219,7 @@ class Support(TestCase):
             shim.apply()
 
     def test_a_newer_release_is_told_once_or_refused_when_strict(self):
-        with mock.patch.object(transformers, "__version__", "99.1.0"):
+        with mock.patch("transformers.__version__", "99.1.0"):
             with pytest.raises(shim.UnsupportedVersionError, match="strict=True asks for a tested release"):
                 shim.apply(strict=True)
             assert not shim.status().applied
