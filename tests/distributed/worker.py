@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -105,3 +106,5 @@ if __name__ == "__main__":
     Path(directory, f"rank{rank}.json").write_text(json.dumps(found))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    # Threads of gloo that still run when the interpreter is torn down abort the process, once in a while.
+    os._exit(0)
