@@ -62,7 +62,7 @@ class AddedField:
             _fields_of(cls).setdefault(name, self._field)
 
     def restore(self) -> bool:
-        """Take the field away, also from subclasses that inherited it since; False where it was somebody else's."""
+        """Take the field away, also from subclasses that were declared since; nothing can keep it in place."""
         name = self._field.name
         for cls in _dataclasses_below(TrainingArguments):
             if _fields_of(cls).get(name) is self._field:

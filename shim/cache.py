@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import threading
 from typing import Any, Dict, FrozenSet, Iterator, NamedTuple, Optional, Union
 
 import torch
+import transformers.trainer as trainer_module
 
 # The backends of torch with a caching allocator that can be emptied; `torch.<name>.empty_cache` is looked up when it is
 # called. Gaudi (hpu) has no such call, and on a CPU there is nothing to empty.
@@ -153,15 +153,14 @@ class _TrainerModule:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                module: Any = importlib.import_module("transformers.trainer")
-                self._saved, module.torch = module.torch, self._stand_in
+                self._saved = trainer_module.torch
+                trainer_module.torch = self._stand_in
 
     def release(self) -> None:
         with self._lock:
             self._users -= 1
-            module: Any = importlib.import_module("transformers.trainer")
-            if self._users == 0 and module.torch is self._stand_in:
-                module.torch = self._saved
+            if self._users == 0 and trainer_module.torch is self._stand_in:
+                trainer_module.torch = self._saved
 
 
 _trainer_module = _TrainerModule()

@@ -15,7 +15,7 @@ OLDEST_SUPPORTED = "4.39.0"
 NEWEST_TESTED = "5.24.0"
 
 # The loops through which `evaluate()` and `predict()` run. `prediction_loop` (`use_legacy_prediction_loop`) was removed
-# in transformers 5.0: https://github.com/huggingface/transformers/pull/41011. Delete its name, and every mention of
+# in transformers 5.0: https://github.com/huggingface/transformers/pull/41123. Delete its name, and every mention of
 # "legacy" in shim/evaluation.py, when 5.0 is the oldest supported release.
 EVALUATION_LOOPS = ("evaluation_loop", "prediction_loop")
 LEGACY_LOOP = "prediction_loop"
@@ -164,7 +164,7 @@ def included_for_metrics(args: Any) -> FrozenSet[str]:
     Returns:
         A subset of {"inputs", "loss"}.
 
-    `include_for_metrics` came in transformers 4.46 (https://github.com/huggingface/transformers/pull/34087), and with
+    `include_for_metrics` came in transformers 4.46 (https://github.com/huggingface/transformers/pull/33088), and with
     it `EvalPrediction.losses`; 5.0 removed `include_inputs_for_metrics`. Keep only the first line when 4.46 is the
     oldest supported release.
     """
