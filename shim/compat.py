@@ -128,6 +128,16 @@ def _problem_with(seam: _Seam) -> Optional[str]:
     return None
 
 
+def has_both_options(arguments_class: type) -> bool:
+    """Whether `TrainingArguments` has the options itself, so that there is nothing to patch.
+
+    No release does: it is so in a tree with the patches of patches/. When a release does, and is the oldest supported
+    one, this project can be deleted.
+    """
+    fields = vars(arguments_class)["__dataclass_fields__"]
+    return "batch_eval_metrics" in fields and "cuda_cache_clear" in fields
+
+
 def evaluation_loops(trainer_class: type) -> List[str]:
     """Names of the evaluation loops that `trainer_class` has."""
     return [name for name in EVALUATION_LOOPS if hasattr(trainer_class, name)]

@@ -121,15 +121,17 @@ class _Evaluation:
         self._prefix = metric_key_prefix
         self._predicting = description == _PREDICTING
         self._metrics = self._batch_metrics(prediction_loss_only)
-        # In batch mode the stock loop never comes to look at `eval_accumulation_steps`.
-        accumulates = self._predicting and trainer.args.eval_accumulation_steps is not None
-        self._leaves_batch_mode = trainer.args.batch_eval_metrics and (self._metrics is not None or accumulates)
+        # In batch mode the stock loop never comes to look at `eval_accumulation_steps`, and that of 4.41 fails at a
+        # batch without a loss. It stays there if nobody wants the logits that it would collect in ordinary mode.
+        wants_outputs = self._metrics is not None or self._predicting or prediction_loss_only
+        self._leaves_batch_mode = trainer.args.batch_eval_metrics and bool(wants_outputs)
         self._clears_as_installed = self._policy is None and self._leaves_batch_mode and clears_in_batch_mode
         # The legacy loop never preprocesses, with the option or without.
         self._legacy = legacy
         self._preprocess = None if legacy else trainer.preprocess_logits_for_metrics
         self._dataloader = dataloader
         self._gather = _Gather(trainer, dataloader)
+        self._collected: List[Any] = []
         self._batches = 0
         self._shadows = list(self._stand_ins())
 
@@ -158,6 +160,7 @@ class _Evaluation:
             # `predict()` wants the predictions as well: the loop collects them, and computes nothing.
             yield Shadow(trainer, "compute_metrics", None)
             yield Shadow(trainer, "preprocess_logits_for_metrics", None)
+            yield Shadow(trainer, "gather_function", self._gather_unless_collected)
         else:
             yield Shadow(trainer.args, "eval_accumulation_steps", None)
 
@@ -181,7 +184,6 @@ class _Evaluation:
 
     @contextlib.contextmanager
     def _diverted(self) -> Iterator[None]:
-        gather_function = self._trainer.gather_function
         muted: ContextManager[None] = contextlib.nullcontext()
         if self._policy is not None or self._clears_as_installed:
             muted = cache.upstream_clears_muted()
@@ -191,7 +193,7 @@ class _Evaluation:
             finally:
                 # The stock loop resets it, and so forgets `eval_use_gather_object` (transformers#36213).
                 if self._metrics is not None:
-                    self._trainer.gather_function = gather_function
+                    self._trainer.gather_function = self._gather.function
 
     @contextlib.contextmanager
     def _shadows_on(self) -> Iterator[None]:
@@ -228,16 +230,30 @@ class _Evaluation:
                 self._metrics.hand_on(last=False)
             self._clear_after_batch()
             self._batches += 1
+            self._collected.clear()
             loss, logits, labels = self._trainer.prediction_step(model, inputs, *positional, **keywords)
             if self._metrics is None:
                 return loss, logits, labels
             rows = find_batch_size(logits) or find_batch_size(inputs)
             logits, labels = self._prepare(logits, labels)
+            gather = functools.partial(self._gather, rows=rows, remainder=self._gather.remainder())
+            gathered_logits, gathered_labels = gather(logits), gather(labels)
             if logits is not None and labels is not None:
-                self._metrics.take(self._eval_prediction(inputs, loss, logits, labels, rows))
+                extras = self._extras(inputs, loss, rows, gather)
+                self._metrics.take(EvalPrediction(predictions=gathered_logits, label_ids=gathered_labels, **extras))
             else:
                 self._metrics.miss("logits" if logits is None else "labels")
-        return (loss, logits, labels) if self._predicting else (loss, None, None)
+        if not self._predicting:
+            return loss, None, None
+        if self._legacy:  # that loop gathers in a way of its own
+            return loss, logits, labels
+        self._collected = [*_tensors(gathered_logits), *_tensors(gathered_labels)]
+        return loss, gathered_logits, gathered_labels
+
+    def _gather_unless_collected(self, nested: Any) -> Any:
+        """What the loop calls to gather for `predict()`: each batch has been gathered for the metrics already."""
+        is_collected = any(tensor is ours for tensor in _tensors(nested) for ours in self._collected)
+        return nested if is_collected else self._gather.function(nested)
 
     def _looks_labelled(self, inputs: Any) -> bool:
         """The test of `Trainer.prediction_step`, before the forward pass."""
@@ -265,10 +281,9 @@ class _Evaluation:
             logits = self._preprocess(logits, labels)
         return logits, labels
 
-    def _eval_prediction(self, inputs: Any, loss: Any, logits: Any, labels: Any, rows: Optional[int]) -> EvalPrediction:
-        """The gathered batch; `rows` is the number of samples in this process's share of it."""
+    def _extras(self, inputs: Any, loss: Any, rows: Optional[int], gather: Callable[[Any], Any]) -> Dict[str, Any]:
+        """What else the arguments ask for; `rows` is the number of samples in this process's share of the batch."""
         trainer = self._trainer
-        gather = functools.partial(self._gather, rows=rows, remainder=self._gather.remainder())
         included = compat.included_for_metrics(trainer.args)
         extras: Dict[str, Any] = {}
         if "inputs" in included:
@@ -276,7 +291,7 @@ class _Evaluation:
             extras["inputs"] = gather(self._gather.padded(trainer._prepare_input(inputs[name])))
         if "loss" in included and loss is not None:
             extras["losses"] = gather(loss.repeat(rows or trainer.args.eval_batch_size))
-        return EvalPrediction(predictions=gather(logits), label_ids=gather(labels), **extras)
+        return extras
 
     def _with_metrics(self, output: Any, batch_metrics: _BatchMetrics) -> Any:
         """`output` with the metrics put in, named and ordered as the stock loop does it in ordinary mode."""
@@ -370,8 +385,9 @@ class _Gather:
     """
 
     def __init__(self, trainer: Any, dataloader: Any) -> None:
+        self.function = trainer.gather_function
         self._accelerator = trainer.accelerator
-        self._trainer = trainer
+        self._is_upstreams = getattr(_unwrapped(self.function), "__self__", None) is trainer.accelerator
         self._dataloader = dataloader
         self._active_before = list(self._accelerator.gradient_state.dataloader_references)
         self._shard: Any = getattr(dataloader, "dataset", None)
@@ -391,19 +407,21 @@ class _Gather:
         return self._accelerator.pad_across_processes(nested, dim=1, pad_index=_PADDING_INDEX)
 
     def __call__(self, nested: Any, rows: Optional[int], remainder: Optional[int]) -> Any:
-        """Gather a nested structure of tensors.
+        """Gather a nested structure of tensors; None stays None.
 
         Args:
             nested: tensors in the model's own structure.
             rows: the samples in this process's share of the batch; tensors of another length are not trimmed.
             remainder: see `remainder`.
         """
-        if not self._is_upstreams(self._trainer.gather_function):
-            return self._trainer.gather_function(nested)
+        if nested is None:
+            return None
+        if not self._is_upstreams:
+            return self.function(nested)
         if self._accelerator.num_processes == 1:
             return nested
         if self._wants_objects() or not _only_tensors(nested):
-            return self._trainer.gather_function(nested)
+            return self.function(nested)
         gathered = self._accelerator.gather(nested)
         if remainder is None:
             return gathered
@@ -412,11 +430,8 @@ class _Gather:
             lambda tensor: tensor[:remainder] if total in (None, len(tensor)) else tensor, gathered
         )
 
-    def _is_upstreams(self, gather_function: Any) -> bool:
-        return getattr(_unwrapped(gather_function), "__self__", None) is self._accelerator
-
     def _wants_objects(self) -> bool:
-        return bool(getattr(self._trainer.gather_function, "keywords", {}).get("use_gather_object"))
+        return bool(getattr(self.function, "keywords", {}).get("use_gather_object"))
 
     def remainder(self) -> Optional[int]:
         """Rows of the gathered batch that are no repetition, where it is the last one and has any; else None."""
@@ -467,6 +482,12 @@ class _CountedStream:
 
 def _unwrapped(function: Any) -> Any:
     return function.func if isinstance(function, functools.partial) else function
+
+
+def _tensors(nested: Any) -> List[torch.Tensor]:
+    found: List[torch.Tensor] = []
+    recursively_apply(found.append, nested)
+    return found
 
 
 def _only_tensors(nested: Any) -> bool:

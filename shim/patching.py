@@ -51,6 +51,22 @@ class Patch:
         return f"ours, wrapped since by {module}"
 
 
+class NothingToPatch:
+    """Stands for the patches where upstream has both options itself."""
+
+    def __str__(self) -> str:
+        return "TrainingArguments"
+
+    def install(self) -> None:
+        pass
+
+    def restore(self) -> bool:
+        return True
+
+    def state(self) -> str:
+        return "has both options itself, nothing is patched"
+
+
 class Status(NamedTuple):
     """What `shim.status()` reports."""
 
@@ -140,6 +156,10 @@ def status() -> Status:
 
 def _patches() -> List[Any]:
     # These import torch and transformers, which `import shim` does not.
+    from transformers.training_args import TrainingArguments
+
+    if compat.has_both_options(TrainingArguments):
+        return [NothingToPatch()]
     from shim import arguments, evaluation, training
 
     wrappers = [*arguments.wrappers(), *evaluation.wrappers(), *training.wrappers()]

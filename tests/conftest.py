@@ -6,8 +6,16 @@ import sys
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+from accelerate.state import GradientState
 
 import shim
+
+
+@pytest.fixture(autouse=True)
+def no_active_dataloader():
+    """A training that stops in the middle of an epoch leaves its loader active for all Accelerators of the process."""
+    yield
+    GradientState._reset_state()
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
-from transformers import Trainer, TrainingArguments
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 FEATURES, CLASSES, EVAL_BATCH = 4, 3, 4
 
@@ -193,6 +193,178 @@ def loading(loader: Any, cls: type = Trainer) -> type:
             return loader()
 
     return WithLoader
+
+
+class OnlyIter:
+    """A loader that knows nothing but how to iterate."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __iter__(self) -> Any:
+        return iter(self._source)
+
+
+# name -> (a Trainer class, the evaluation set): every way in which an evaluation can get its batches
+LOADERS: Dict[str, Any] = {
+    "prepared_sized": (Trainer, Rows),
+    "prepared_stream": (Trainer, Stream),
+    "plain_dataloader": (None, lambda n: DataLoader(Rows(n), batch_size=EVAL_BATCH)),
+    "plain_stream": (None, lambda n: DataLoader(Stream(n), batch_size=EVAL_BATCH)),
+    "list_of_batches": (None, batches),
+    "only_iter": (None, lambda n: OnlyIter(batches(n))),
+}
+
+
+def trainer_over(loader: str, n: int, compute_metrics: Any, **options: Any) -> Any:
+    cls, source = LOADERS[loader]
+    if cls is not None:
+        return make_trainer(compute_metrics, eval_rows=source(n), **options)
+    return make_trainer(compute_metrics, cls=loading(lambda: source(n)), eval_rows=n, **options)
+
+
+class Evaluating(TrainerCallback):
+    """Evaluates after every training step."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.results: List[Dict[str, Any]] = []
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.results.append(self.trainer.evaluate())
+
+
+class Dense(torch.nn.Module):
+    """Classifies every position of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x, labels=None):
+        logits = self.linear(x)
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()), "logits": logits}
+
+
+class TokenAccuracy:
+    """Accuracy over positions whose label is not -100."""
+
+    def __init__(self) -> None:
+        self.widths: List[int] = []
+        self.right = self.tokens = 0
+
+    def __call__(self, eval_pred, compute_result=True):
+        predictions, labels = torch.as_tensor(eval_pred.predictions), torch.as_tensor(eval_pred.label_ids)
+        self.widths.append(labels.shape[1])
+        kept = labels != -100
+        self.right += int((predictions.argmax(-1) == labels)[kept].sum())
+        self.tokens += int(kept.sum())
+        return {"accuracy": self.right / self.tokens, "tokens": self.tokens}
+
+
+def token_trainer(lengths, metric, **options):
+    torch.manual_seed(2)
+    sequences = [{"x": torch.randn(n, 4), "labels": torch.randint(3, (n,))} for n in lengths]
+
+    def collate(features):
+        return {
+            "x": torch.nn.utils.rnn.pad_sequence([f["x"] for f in features], batch_first=True),
+            "labels": torch.nn.utils.rnn.pad_sequence(
+                [f["labels"] for f in features], batch_first=True, padding_value=-100
+            ),
+        }
+
+    return make_trainer(
+        metric, model=Dense(), eval_rows=sequences, data_collator=collate, per_device_eval_batch_size=2, **options
+    )
+
+
+class Detector(torch.nn.Module):
+    """Seven queries of three classes for each picture; the labels are a list of dicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 21)
+
+    def forward(self, x, labels=None):
+        logits = self.linear(x).view(-1, 7, 3)
+        return {"loss": logits.mean(), "logits": logits}
+
+
+class Boxes:
+    def __init__(self, counts) -> None:
+        self._rows = [
+            {"x": torch.randn(4), "labels": {"boxes": torch.rand(n, 4), "classes": torch.arange(n)}} for n in counts
+        ]
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __getitem__(self, index):
+        return self._rows[index]
+
+
+def detection_batch(features):
+    return {"x": torch.stack([f["x"] for f in features]), "labels": [f["labels"] for f in features]}
+
+
+class BoxCounts:
+    def __init__(self) -> None:
+        self.boxes: List[int] = []
+
+    def __call__(self, eval_pred, compute_result):
+        self.boxes += [len(label["boxes"]) for label in eval_pred.label_ids]
+        return {"boxes": sum(self.boxes)}
+
+
+def to_bfloat16(features):
+    return {
+        "x": torch.stack([f["x"] for f in features]).bfloat16(),
+        "labels": torch.stack([f["labels"] for f in features]),
+    }
+
+
+def without_labels(skipped=None):
+    """A collator that leaves the labels out of the batches with these numbers (None: of all)."""
+    calls = iter(range(10**6))
+
+    def collate(features):
+        batch = {"x": torch.stack([f["x"] for f in features])}
+        if skipped is not None and next(calls) not in skipped:
+            batch["labels"] = torch.stack([f["labels"] for f in features])
+        return batch
+
+    return collate
+
+
+class FailingOnce:
+    """Calls `metric`, but raises on call number `at`, once."""
+
+    def __init__(self, metric, at) -> None:
+        self._metric, self._at, self._calls = metric, at, 0
+        if hasattr(metric, "reset"):
+            self.reset = metric.reset
+
+    def __call__(self, eval_pred, compute_result):
+        self._calls += 1
+        if self._calls == self._at:
+            raise ZeroDivisionError
+        return self._metric(eval_pred, compute_result)
+
+
+class InterruptedOnce(Rows):
+    def __init__(self, n, at) -> None:
+        super().__init__(n)
+        self._at = at
+
+    def __getitem__(self, index):
+        if index == self._at:
+            self._at = None
+            raise KeyboardInterrupt
+        return super().__getitem__(index)
 
 
 def without_timing(metrics: Dict[str, Any]) -> Dict[str, Any]:

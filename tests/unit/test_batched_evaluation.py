@@ -25,13 +25,22 @@ from transformers import (
 
 from tests.fixtures import (
     EVAL_BATCH,
+    LOADERS,
+    BoxCounts,
+    Boxes,
     Count,
     CountWithoutReset,
+    Dense,
+    Detector,
+    Evaluating,
+    FailingOnce,
+    InterruptedOnce,
     Keeping,
     Lin,
     Rows,
-    Stream,
+    TokenAccuracy,
     batches,
+    detection_batch,
     has_legacy_loop,
     has_losses,
     including,
@@ -40,37 +49,13 @@ from tests.fixtures import (
     make_trainer,
     once,
     oracle,
+    to_bfloat16,
+    token_trainer,
+    trainer_over,
     with_evaluation_every_step,
+    without_labels,
     without_timing,
 )
-
-
-class OnlyIter:
-    """A loader that knows nothing but how to iterate."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-
-    def __iter__(self) -> Any:
-        return iter(self._source)
-
-
-# name -> (a Trainer class, the evaluation set): every way in which an evaluation can get its batches
-LOADERS: Dict[str, Any] = {
-    "prepared_sized": (Trainer, Rows),
-    "prepared_stream": (Trainer, Stream),
-    "plain_dataloader": (None, lambda n: DataLoader(Rows(n), batch_size=EVAL_BATCH)),
-    "plain_stream": (None, lambda n: DataLoader(Stream(n), batch_size=EVAL_BATCH)),
-    "list_of_batches": (None, batches),
-    "only_iter": (None, lambda n: OnlyIter(batches(n))),
-}
-
-
-def trainer_over(loader: str, n: int, compute_metrics: Any, **options: Any) -> Any:
-    cls, source = LOADERS[loader]
-    if cls is not None:
-        return make_trainer(compute_metrics, eval_rows=source(n), **options)
-    return make_trainer(compute_metrics, cls=loading(lambda: source(n)), eval_rows=n, **options)
 
 
 class Watching(TrainerCallback):
@@ -110,17 +95,6 @@ def evaluated(trainer: Any) -> Dict[str, Any]:
     return without_timing(trainer.evaluate())
 
 
-class Evaluating(TrainerCallback):
-    """Evaluates after every training step."""
-
-    def __init__(self) -> None:
-        self.trainer: Any = None
-        self.results: List[Dict[str, Any]] = []
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.results.append(self.trainer.evaluate())
-
-
 class LastBatch(TestCase):
     @parameterized.expand([(loader, n) for loader in LOADERS for n in (10, 8, 1)])
     def test_compute_result_is_true_on_the_last_batch_only_and_every_row_counts_c01_c04(self, loader, n):
@@ -132,22 +106,24 @@ class LastBatch(TestCase):
         self.assertEqual(count.flags, 2 * once(-(-n // EVAL_BATCH)))
         self.assertEqual(count.resets, 2)
 
-    @parameterized.expand([(loader,) for loader in LOADERS])
-    def test_every_evaluation_inside_training_covers_all_rows_c02(self, loader):
+    # 14 training rows leave a remainder of 2 at the end of the epoch, 12 leave none
+    @parameterized.expand([(loader, rows) for loader in LOADERS for rows in (12, 14)])
+    def test_every_evaluation_inside_training_covers_all_rows_c02(self, loader, training_rows):
         count, evaluating = Count(), Evaluating()
         trainer = trainer_over(
             loader,
             10,
             count,
             batch_eval_metrics=True,
-            train_dataset=Rows(12),
-            max_steps=3,
+            train_dataset=Rows(training_rows),
+            num_train_epochs=1,
             learning_rate=0.0,
             callbacks=[evaluating],
         )
         evaluating.trainer = trainer
         trainer.train()
-        self.assertEqual(count.flags, 3 * once(3))
+        self.assertEqual(count.flags, len(evaluating.results) * once(3))
+        self.assertEqual(len(evaluating.results), -(-training_rows // EVAL_BATCH))
         for result in evaluating.results:
             self.assertEqual((result["eval_rows"], result["eval_accuracy"]), (10, oracle(Lin(), Rows(10))["accuracy"]))
 
@@ -226,7 +202,7 @@ class WhatTheMetricGets(TestCase):
 
     def test_half_precision_arrives_as_it_is_c18(self):
         count = Keeping()
-        make_trainer(count, batch_eval_metrics=True, bf16_full_eval=True, data_collator=_to_bfloat16).evaluate()
+        make_trainer(count, batch_eval_metrics=True, bf16_full_eval=True, data_collator=to_bfloat16).evaluate()
         self.assertEqual({seen.predictions.dtype for seen in count.seen}, {torch.bfloat16})
 
     def test_nothing_is_padded_across_batches_c12(self):
@@ -255,7 +231,7 @@ class WhatTheMetricGets(TestCase):
                 metric,
                 model=Detector(),
                 eval_rows=Boxes(counts),
-                data_collator=_detection_batch,
+                data_collator=detection_batch,
                 batch_eval_metrics=True,
                 **_gather_object(objects),
             )
@@ -387,13 +363,17 @@ class Silence(TestCase):
 
     def test_no_labels(self):
         with pytest.warns(UserWarning, match="no batch gave labels.*data collator"):
-            result = make_trainer(Count(), batch_eval_metrics=True, data_collator=_without_labels()).evaluate()
+            result = make_trainer(Count(), batch_eval_metrics=True, data_collator=without_labels()).evaluate()
         self.assertNotIn("eval_accuracy", result)
 
     def test_no_logits(self):
         with pytest.warns(UserWarning, match="no batch gave logits.*prediction_loss_only"):
             result = make_trainer(Count(), batch_eval_metrics=True, prediction_loss_only=True).evaluate()
         self.assertIn("eval_loss", result)
+
+    def test_no_labels_and_no_metrics(self):
+        trainer = make_trainer(None, batch_eval_metrics=True, data_collator=without_labels())
+        self.assertNotIn("eval_loss", trainer.evaluate())
 
     def test_no_logits_in_the_last_batch(self):
         class WithoutLastLogits(Trainer):
@@ -414,12 +394,12 @@ class Silence(TestCase):
         count = Count()
         # the collator is called for batches 0, 1, 2 of each evaluation
         skipped = {"the_last": {2}, "another": {1}}[which]
-        trainer = make_trainer(count, batch_eval_metrics=True, data_collator=_without_labels(skipped))
+        trainer = make_trainer(count, batch_eval_metrics=True, data_collator=without_labels(skipped))
         with pytest.warns(UserWarning, match="1 of 3 batches gave no labels"):
             result = trainer.evaluate()
         self.assertEqual(result["eval_rows"], {"the_last": 8, "another": 6}[which])
         self.assertEqual(count.flags, once(2))
-        trainer.data_collator = _without_labels(set())
+        trainer.data_collator = without_labels(set())
         self.assertEqual(trainer.evaluate()["eval_rows"], 10)
 
     def test_nothing_is_told_where_all_is_well_or_nothing_was_asked(self):
@@ -427,7 +407,7 @@ class Silence(TestCase):
             warnings.simplefilter("error", UserWarning)
             make_trainer(Count(), batch_eval_metrics=True).evaluate()
             make_trainer(None, batch_eval_metrics=True).evaluate()
-            unlabelled = make_trainer(Count(), batch_eval_metrics=True, data_collator=_without_labels())
+            unlabelled = make_trainer(Count(), batch_eval_metrics=True, data_collator=without_labels())
             self.assertEqual(unlabelled.predict(Rows(10)).predictions.shape, (10, 3))
 
 
@@ -536,6 +516,28 @@ class Predict(TestCase):
         self.assertEqual(count.flags, once(3))
         self.assertIs(trainer.compute_metrics, count)
 
+    def test_predictions_inside_training_are_those_of_all_rows_for_a_loader_that_nobody_prepared_c02(self):
+        class Predicting(TrainerCallback):
+            def on_step_end(self, *args, **kwargs):
+                outputs.append(trainer.predict(None))
+
+        class WithLoader(Trainer):
+            def get_test_dataloader(self, test_dataset):
+                return batches(10)
+
+        outputs: List[Any] = []
+        # 14 rows leave a remainder of 2, by which the stock Trainer trims the batches of the other loader
+        options = {"train_dataset": Rows(14), "max_steps": 4, "learning_rate": 0.0}
+        trainer = make_trainer(Count(), cls=WithLoader, batch_eval_metrics=True, callbacks=[Predicting()], **options)
+        trainer.train()
+        with torch.no_grad():
+            expected = Lin()(Rows(10).x)["logits"].numpy()
+        for output in outputs:
+            self.assertEqual(output.metrics["test_rows"], 10)
+            np.testing.assert_allclose(output.predictions, expected, rtol=1e-6)
+            np.testing.assert_array_equal(output.label_ids, Rows(10).labels)
+        self.assertEqual(len(outputs), 4)
+
     @parameterized.expand([("with_metric", _forgetful), ("without", None)])
     def test_accumulation_steps_are_honoured_c27(self, _, metric):
         watching = Watching()
@@ -587,143 +589,10 @@ class Check(TestCase):
 _SIZES = ((4, 4), (6, 4), (4, 8))
 
 
-class Dense(torch.nn.Module):
-    """Classifies every position of its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = torch.nn.Linear(4, 3)
-
-    def forward(self, x, labels=None):
-        logits = self.linear(x)
-        if labels is None:
-            return {"logits": logits}
-        return {"loss": torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()), "logits": logits}
-
-
-class TokenAccuracy:
-    """Accuracy over positions whose label is not -100."""
-
-    def __init__(self) -> None:
-        self.widths: List[int] = []
-        self.right = self.tokens = 0
-
-    def __call__(self, eval_pred, compute_result=True):
-        predictions, labels = torch.as_tensor(eval_pred.predictions), torch.as_tensor(eval_pred.label_ids)
-        self.widths.append(labels.shape[1])
-        kept = labels != -100
-        self.right += int((predictions.argmax(-1) == labels)[kept].sum())
-        self.tokens += int(kept.sum())
-        return {"accuracy": self.right / self.tokens, "tokens": self.tokens}
-
-
-def token_trainer(lengths, metric, **options):
-    torch.manual_seed(2)
-    sequences = [{"x": torch.randn(n, 4), "labels": torch.randint(3, (n,))} for n in lengths]
-
-    def collate(features):
-        return {
-            "x": torch.nn.utils.rnn.pad_sequence([f["x"] for f in features], batch_first=True),
-            "labels": torch.nn.utils.rnn.pad_sequence(
-                [f["labels"] for f in features], batch_first=True, padding_value=-100
-            ),
-        }
-
-    return make_trainer(
-        metric, model=Dense(), eval_rows=sequences, data_collator=collate, per_device_eval_batch_size=2, **options
-    )
-
-
-class Detector(torch.nn.Module):
-    """Seven queries of three classes for each picture; the labels are a list of dicts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 21)
-
-    def forward(self, x, labels=None):
-        logits = self.linear(x).view(-1, 7, 3)
-        return {"loss": logits.mean(), "logits": logits}
-
-
-class Boxes:
-    def __init__(self, counts) -> None:
-        self._rows = [
-            {"x": torch.randn(4), "labels": {"boxes": torch.rand(n, 4), "classes": torch.arange(n)}} for n in counts
-        ]
-
-    def __len__(self):
-        return len(self._rows)
-
-    def __getitem__(self, index):
-        return self._rows[index]
-
-
-def _detection_batch(features):
-    return {"x": torch.stack([f["x"] for f in features]), "labels": [f["labels"] for f in features]}
-
-
-class BoxCounts:
-    def __init__(self) -> None:
-        self.boxes: List[int] = []
-
-    def __call__(self, eval_pred, compute_result):
-        self.boxes += [len(label["boxes"]) for label in eval_pred.label_ids]
-        return {"boxes": sum(self.boxes)}
-
-
 def _gather_object(wanted: bool) -> Dict[str, Any]:
     from transformers import TrainingArguments
 
     return {"eval_use_gather_object": wanted} if hasattr(TrainingArguments, "eval_use_gather_object") else {}
-
-
-def _to_bfloat16(features):
-    return {
-        "x": torch.stack([f["x"] for f in features]).bfloat16(),
-        "labels": torch.stack([f["labels"] for f in features]),
-    }
-
-
-def _without_labels(skipped=None):
-    """A collator that leaves the labels out of the batches with these numbers (None: of all)."""
-    calls = iter(range(10**6))
-
-    def collate(features):
-        batch = {"x": torch.stack([f["x"] for f in features])}
-        if skipped is not None and next(calls) not in skipped:
-            batch["labels"] = torch.stack([f["labels"] for f in features])
-        return batch
-
-    return collate
-
-
-class FailingOnce:
-    """Calls `metric`, but raises on call number `at`, once."""
-
-    def __init__(self, metric, at) -> None:
-        self._metric, self._at, self._calls = metric, at, 0
-        if hasattr(metric, "reset"):
-            self.reset = metric.reset
-
-    def __call__(self, eval_pred, compute_result):
-        self._calls += 1
-        if self._calls == self._at:
-            raise ZeroDivisionError
-        return self._metric(eval_pred, compute_result)
-
-
-class InterruptedOnce(Rows):
-    def __init__(self, n, at) -> None:
-        super().__init__(n)
-        self._at = at
-
-    def __getitem__(self, index):
-        if index == self._at:
-            self._at = None
-            raise KeyboardInterrupt
-        return super().__getitem__(index)
 
 
 class Generation(TestCase):
