@@ -9,6 +9,7 @@ import pytest
 from accelerate.state import GradientState
 
 import shim
+from patches.series import SeriesError, check_out, installed_release, series_for
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +28,16 @@ def applied(request):
         return
     with shim.applied():
         yield
+
+
+@pytest.fixture(scope="session")
+def patched_tree(tmp_path_factory):
+    """Folder for `PYTHONPATH` with the installed transformers and its series of patches applied."""
+    try:
+        series = series_for(installed_release())
+    except SeriesError as error:
+        pytest.skip(str(error))
+    return check_out(series, tmp_path_factory.mktemp("patched") / "repository")
 
 
 def pytest_configure(config):
