@@ -178,6 +178,7 @@ class _Evaluation:
             output = loop()
         if self._metrics is not None:
             self._metrics.hand_on(last=True)
+            self._check_result(self._metrics)
         self._clear_after_batch()
         self._clear_around()
         return output if self._metrics is None else self._with_metrics(output, self._metrics)
@@ -293,19 +294,22 @@ class _Evaluation:
             extras["losses"] = gather(loss.repeat(rows or trainer.args.eval_batch_size))
         return extras
 
-    def _with_metrics(self, output: Any, batch_metrics: _BatchMetrics) -> Any:
-        """`output` with the metrics put in, named and ordered as the stock loop does it in ordinary mode."""
+    def _check_result(self, batch_metrics: _BatchMetrics) -> None:
         problem = batch_metrics.problem(self._trainer.label_names)
         if problem and not (self._predicting and batch_metrics.never_labelled):
             warnings.warn(problem, stacklevel=5)
+        result = batch_metrics.result
+        if result is not None and not isinstance(result, MutableMapping):
+            raise TypeError(
+                "compute_metrics must return a dict of metrics for compute_result=True, "
+                f"found {type(result).__qualname__}."
+            )
+
+    def _with_metrics(self, output: Any, batch_metrics: _BatchMetrics) -> Any:
+        """`output` with the metrics put in, named and ordered as the stock loop does it in ordinary mode."""
         if batch_metrics.result is None:
             return output
         metrics = denumpify_detensorize(batch_metrics.result)
-        if not isinstance(metrics, MutableMapping):
-            raise TypeError(
-                "compute_metrics must return a dict of metrics for compute_result=True, "
-                f"found {type(metrics).__qualname__}."
-            )
         metrics.update(output.metrics)
         for key in list(metrics):
             if not key.startswith(f"{self._prefix}_"):

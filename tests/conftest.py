@@ -12,6 +12,14 @@ import shim
 from patches.series import SeriesError, check_out, installed_release, series_for
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--refresh-parity",
+        action="store_true",
+        help="record the result of the matrix for the installed release, and make its tables anew",
+    )
+
+
 @pytest.fixture(autouse=True)
 def no_active_dataloader():
     """A training that stops in the middle of an epoch leaves its loader active for all Accelerators of the process."""

@@ -17,6 +17,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 FEATURES, CLASSES, EVAL_BATCH = 4, 3, 4
 
+_outputs = tempfile.TemporaryDirectory(prefix="shim-test-")  # removed when the process ends
+
 
 class Lin(torch.nn.Module):
     """A seeded linear classifier; `wide` adds that many columns to its logits, all of them smaller."""
@@ -152,7 +154,7 @@ def has_legacy_loop() -> bool:
 
 def make_args(cls: type = TrainingArguments, **options: Any) -> Any:
     defaults: Dict[str, Any] = {
-        "output_dir": tempfile.mkdtemp(prefix="shim-test-"),
+        "output_dir": tempfile.mkdtemp(dir=_outputs.name),
         "per_device_eval_batch_size": EVAL_BATCH,
         "per_device_train_batch_size": EVAL_BATCH,
         "report_to": [],
@@ -383,12 +385,11 @@ class FakeDevice(str):
 
 
 @contextlib.contextmanager
-def device_called(kind: str) -> Iterator[List[str]]:
-    """`args.device.type` is `kind`; gives a list to which each clear of any backend's cache is added.
+def clears_added_to(clears: List[str]) -> Iterator[None]:
+    """Add the backend's name to `clears` for each clear of any backend's cache.
 
     Clears by accelerate, which does one by itself when training starts, are left out: they are not the Trainer's.
     """
-    clears: List[str] = []
     with contextlib.ExitStack() as stack:
         for backend in ("cuda", "xpu", "npu", "mlu", "musa", "mps", "hpu"):
             record = _recorder(clears, backend)
@@ -399,13 +400,27 @@ def device_called(kind: str) -> Iterator[List[str]]:
                 stub = SimpleNamespace(empty_cache=record, _is_in_bad_fork=lambda: True)
                 patched = mock.patch.object(torch, backend, stub, create=True)
             stack.enter_context(patched)
-        real = TrainingArguments.device
+        yield
 
-        def device(args: Any) -> FakeDevice:
-            real.__get__(args)  # sets up the distributed state
-            return FakeDevice(kind)
 
-        stack.enter_context(mock.patch.object(TrainingArguments, "device", property(device)))
+@contextlib.contextmanager
+def device_faked(kind: str) -> Iterator[None]:
+    """`args.device.type` is `kind`, and the device a CPU."""
+    real = TrainingArguments.device
+
+    def device(args: Any) -> FakeDevice:
+        real.__get__(args)  # sets up the distributed state
+        return FakeDevice(kind)
+
+    with mock.patch.object(TrainingArguments, "device", property(device)):
+        yield
+
+
+@contextlib.contextmanager
+def device_called(kind: str) -> Iterator[List[str]]:
+    """The device is faked to be of `kind`; gives the list to which clears are added."""
+    clears: List[str] = []
+    with clears_added_to(clears), device_faked(kind):
         yield clears
 
 
