@@ -20,9 +20,9 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from packaging.version import Version
 
-try:
+if sys.version_info >= (3, 11):
     import tomllib
-except ModuleNotFoundError:  # Python 3.10 and older
+else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parent
@@ -53,7 +53,7 @@ class Series:
     Args:
         name: the folder's name.
         first, last: the releases of transformers at the ends of the range that it applies to.
-        sha256: for each of the two, the hash of every file of the wheel that the series changes.
+        sha256: for each of the two, the hash of every file that the series changes, as the wheel has it.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Series:
         return Version(self.first) <= Version(release) <= Version(self.last)
 
     def touched(self) -> List[str]:
-        """The files of the wheel that the series changes, as paths below `src/transformers`."""
+        """The files of the wheel that the series changes, with their paths in upstream's repository."""
         return list(self.sha256[self.last])
 
 
@@ -136,20 +136,24 @@ def check_out(series: Series, directory: Path, package: Optional[Path] = None) -
         raise SeriesError(f"{directory} is not empty: name a folder that does not exist yet.")
     target = directory / PACKAGE
     target.mkdir(parents=True)
-    missing = [name for name in series.touched() if not (package / name).is_file()]
+    missing = [path for path in series.touched() if not _in_wheel(path, package).is_file()]
     if missing:
         raise SeriesError(f"{series} changes {', '.join(missing)}, which {package} does not have.")
     for entry in package.iterdir():
-        if entry.name in series.touched():
+        if f"{PACKAGE}/{entry.name}" in series.touched():
             (target / entry.name).write_bytes(entry.read_bytes())
         elif entry.name != "__pycache__":
             (target / entry.name).symlink_to(entry, target_is_directory=entry.is_dir())
     _git(directory, "init", "--quiet")
-    _git(directory, "add", *(f"{PACKAGE}/{name}" for name in series.touched()))
+    _git(directory, "add", *series.touched())
     _git(directory, "commit", "--quiet", "--message", f"Sources of {package}")
     _git(directory, "tag", _PRISTINE)
     _apply(series, directory)
     return target.parent
+
+
+def _in_wheel(path: str, package: Path) -> Path:
+    return package / Path(path).relative_to(PACKAGE)
 
 
 def _apply(series: Series, repository: Path) -> None:
@@ -193,10 +197,10 @@ def export(repository: Path, folder: Path) -> List[str]:
     return names
 
 
-def hashes(names: List[str], package: Optional[Path] = None) -> Dict[str, str]:
+def hashes(paths: List[str], package: Optional[Path] = None) -> Dict[str, str]:
     """sha256 of files of a transformers package; the installed one by default."""
     package = package or installed_package()
-    return {name: hashlib.sha256((package / name).read_bytes()).hexdigest() for name in names}
+    return {path: hashlib.sha256(_in_wheel(path, package).read_bytes()).hexdigest() for path in paths}
 
 
 def _git(repository: Path, *arguments: str) -> None:
@@ -249,8 +253,9 @@ def _run(options: Any) -> str:
     series = _named(options.series) if options.series else series_for(installed_release())
     if options.command == "checkout":
         return f"{series} applied: put {check_out(series, options.directory)} on PYTHONPATH to use it"
-    lines = [f'["{series.name}".sha256."{installed_release()}"]']
-    return "\n".join([*lines, *(f'"{name}" = "{digest}"' for name, digest in hashes(series.touched()).items())])
+    heading = f'["{series.name}".sha256."{installed_release()}"]'
+    lines = [f'"{path}" = "{digest}"' for path, digest in hashes(series.touched()).items()]
+    return "\n".join([heading, *lines])
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

@@ -75,7 +75,7 @@ def test_the_range_of_a_series_is_one_minor_release_and_has_the_hashes_of_its_en
 @pytest.mark.parametrize("series", SERIES)
 def test_the_hashes_are_those_of_the_files_that_the_series_changes(series):
     changed = {new for patch in series.patches() for old, new in touched(parts(patch)[2]) if old != NEW_FILE}
-    assert changed == {f"{PACKAGE}/{name}" for name in series.touched()}
+    assert changed == set(series.touched())
 
 
 @pytest.mark.parametrize("patch", PATCHES)
@@ -152,7 +152,7 @@ class TestErrors:
         monkeypatch.setattr(patches, "FOLDER", tmp_path)
         series, package = a_series(tmp_path)
         (package / "trainer.py").unlink()
-        with pytest.raises(SeriesError, match=r"changes trainer\.py, which .* does not have"):
+        with pytest.raises(SeriesError, match=r"changes src/transformers/trainer\.py, which .* does not have"):
             patches.check_out(series, tmp_path / "again", package)
 
     def test_a_folder_in_use_is_left_alone(self, tmp_path, monkeypatch):
@@ -174,7 +174,7 @@ def a_series(folder: Path) -> Tuple[Series, Path]:
     package = folder / "package"
     package.mkdir()
     (package / "trainer.py").write_text("one\ntwo\nthree\n")
-    series = Series("transformers-9.9", "9.9.0", "9.9.0", {"9.9.0": {"trainer.py": ""}})
+    series = Series("transformers-9.9", "9.9.0", "9.9.0", {"9.9.0": {f"{PACKAGE}/trainer.py": ""}})
     series.folder.mkdir()
     (series.folder / "series").write_text("")
     repository = folder / "repository"
