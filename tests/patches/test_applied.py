@@ -88,7 +88,9 @@ def test_added_fields_have_the_name_type_default_and_help_of_the_shims(patched_t
     assert list(patched)[: len(installed)] == list(installed)
 
 
-def test_the_patched_tree_passes_the_tests_of_the_contract(patched_tree):
+def test_the_patched_tree_passes_the_tests_of_the_contract(series, patched_tree):
+    if installed_release() != series.last:
+        pytest.skip(f"runs with {series.last}; the other end of the range is compared to the shim in tests/parity")
     run("-m", "pytest", "--quiet", *CONTRACT, tree=patched_tree)
 
 

@@ -521,14 +521,12 @@ class Predict(TestCase):
             def on_step_end(self, *args, **kwargs):
                 outputs.append(trainer.predict(None))
 
-        class WithLoader(Trainer):
-            def get_test_dataloader(self, test_dataset):
-                return batches(10)
-
         outputs: List[Any] = []
         # 14 rows leave a remainder of 2, by which the stock Trainer trims the batches of the other loader
         options = {"train_dataset": Rows(14), "max_steps": 4, "learning_rate": 0.0}
-        trainer = make_trainer(Count(), cls=WithLoader, batch_eval_metrics=True, callbacks=[Predicting()], **options)
+        trainer = make_trainer(
+            Count(), cls=loading(lambda: batches(10)), batch_eval_metrics=True, callbacks=[Predicting()], **options
+        )
         trainer.train()
         with torch.no_grad():
             expected = Lin()(Rows(10).x)["logits"].numpy()
