@@ -39,6 +39,15 @@ class Seen(Count):
         return super().__call__(eval_pred, compute_result)
 
 
+class Failing(Seen):
+    """Raises on its second call, on one rank only."""
+
+    def __call__(self, eval_pred: Any, compute_result: bool = True) -> Dict[str, float]:
+        if self.flags and torch.distributed.get_rank() == 1:
+            raise ZeroDivisionError("on rank 1")
+        return super().__call__(eval_pred, compute_result)
+
+
 class RaggedWidths(torch.nn.Module):
     """Logits that are as wide as the longest row of this process's own batch."""
 
@@ -73,7 +82,7 @@ def trainer_for(scenario: str, metric: Any, **options: Any) -> Any:
 
 
 def run(scenario: str) -> Dict[str, Any]:
-    metric = Seen()
+    metric = Failing() if scenario.endswith("failing") else Seen()
     options: Dict[str, Any] = {"model": RaggedWidths()} if scenario.endswith("ragged") else {}
     if scenario.endswith("training"):
         callback = Evaluating()

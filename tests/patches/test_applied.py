@@ -14,7 +14,12 @@ import pytest
 from patches.series import export, hashes, installed_release, series_for
 
 ROOT = Path(__file__).parents[2]
-CONTRACT = ("tests/unit/test_batched_evaluation.py", "tests/unit/test_cache_clear.py", "tests/distributed")
+CONTRACT = (
+    "tests/unit/test_batched_evaluation.py",
+    "tests/unit/test_cache_clear.py",
+    "tests/unit/test_properties.py",
+    "tests/distributed",
+)
 
 SHOW_FIELDS = """
 import dataclasses, json, sys, typing
