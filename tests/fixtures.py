@@ -135,6 +135,19 @@ def with_evaluation_every_step() -> Dict[str, Any]:
     return {"eval_strategy" if "eval_strategy" in names else "evaluation_strategy": "steps", "eval_steps": 1}
 
 
+def keeping_the_best() -> Dict[str, Any]:
+    """The arguments of a training of two steps that keeps the model with the best accuracy."""
+    return {
+        "train_dataset": Rows(8),
+        "max_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "accuracy",
+        **with_evaluation_every_step(),
+    }
+
+
 def including(*what: str) -> Dict[str, Any]:
     """The arguments that ask for inputs, or inputs and losses, in `EvalPrediction`."""
     names = {field.name for field in dataclasses.fields(TrainingArguments)}

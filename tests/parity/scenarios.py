@@ -39,6 +39,7 @@ from tests.fixtures import (
     has_legacy_loop,
     has_losses,
     including,
+    keeping_the_best,
     loading,
     make_args,
     make_trainer,
@@ -186,13 +187,7 @@ def best_model(bench: Bench, loader: str) -> None:
     trainer = make_trainer(
         bench.metric(),
         cls=Trainer if loader == "prepared" else loading(lambda: batches(10)),
-        train_dataset=Rows(8),
-        max_steps=2,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="accuracy",
-        **with_evaluation_every_step(),
+        **keeping_the_best(),
         **bench.batched,
     )
     trainer.train()

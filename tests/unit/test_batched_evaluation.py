@@ -44,6 +44,7 @@ from tests.fixtures import (
     has_legacy_loop,
     has_losses,
     including,
+    keeping_the_best,
     loading,
     make_args,
     make_trainer,
@@ -52,7 +53,6 @@ from tests.fixtures import (
     to_bfloat16,
     token_trainer,
     trainer_over,
-    with_evaluation_every_step,
     without_labels,
     without_timing,
 )
@@ -148,18 +148,7 @@ class LastBatch(TestCase):
 
     def test_the_best_model_is_found_by_a_batched_metric_c25_c33(self):
         for cls in (Trainer, loading(lambda: batches(10))):
-            trainer = make_trainer(
-                Count(),
-                cls=cls,
-                batch_eval_metrics=True,
-                train_dataset=Rows(8),
-                max_steps=2,
-                save_strategy="steps",
-                save_steps=1,
-                load_best_model_at_end=True,
-                metric_for_best_model="accuracy",
-                **with_evaluation_every_step(),
-            )
+            trainer = make_trainer(Count(), cls=cls, batch_eval_metrics=True, **keeping_the_best())
             trainer.train()
             self.assertIsNotNone(trainer.state.best_metric)
 
