@@ -12,7 +12,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from accelerate.data_loader import IterableDatasetShard
@@ -22,6 +22,7 @@ from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalPrediction, denumpify_detensorize
 
 from shim import cache, compat
+from shim.nested import tensors
 from shim.shadow import Shadow
 
 # What `predict()` calls its loop; the stock loops of transformers 4.41 and later tell it from `evaluate()` by the same.
@@ -140,7 +141,7 @@ class _Evaluation:
         if not trainer.args.batch_eval_metrics or trainer.compute_metrics is None or loss_only:
             return None
         _require_compute_result(trainer.compute_metrics)
-        return _BatchMetrics(trainer.compute_metrics)
+        return _BatchMetrics(trainer.compute_metrics, several_processes=trainer.accelerator.num_processes > 1)
 
     def _stand_ins(self) -> Iterator[Shadow]:
         """What the stock loop sees, but no code of the user's: see `suspended`."""
@@ -174,11 +175,12 @@ class _Evaluation:
             The loop's `EvalLoopOutput`, with the metrics of the last batch among its own.
         """
         self._clear_around()
-        with self._diverted():
-            output = loop()
-        if self._metrics is not None:
-            self._metrics.hand_on(last=True)
-            self._check_result(self._metrics)
+        with self._metrics or contextlib.nullcontext():
+            with self._diverted():
+                output = loop()
+            if self._metrics is not None:
+                self._metrics.hand_on(last=True)
+                self._check_result(self._metrics)
         self._clear_after_batch()
         self._clear_around()
         return output if self._metrics is None else self._with_metrics(output, self._metrics)
@@ -235,25 +237,26 @@ class _Evaluation:
             loss, logits, labels = self._trainer.prediction_step(model, inputs, *positional, **keywords)
             if self._metrics is None:
                 return loss, logits, labels
-            rows = find_batch_size(logits) or find_batch_size(inputs)
+            share = self._gather.share(find_batch_size(logits) or find_batch_size(inputs))
             logits, labels = self._prepare(logits, labels)
-            gather = functools.partial(self._gather, rows=rows, remainder=self._gather.remainder())
-            gathered_logits, gathered_labels = gather(logits), gather(labels)
+            ungathered = logits, labels
+            if self._metrics.gathers or self._predicting:
+                logits, labels = self._gather(logits, share), self._gather(labels, share)
             if logits is not None and labels is not None:
-                extras = self._extras(inputs, loss, rows, gather)
-                self._metrics.take(EvalPrediction(predictions=gathered_logits, label_ids=gathered_labels, **extras))
+                handed = (logits, labels) if self._metrics.gathers else ungathered
+                self._metrics.take(self._eval_prediction(self._metrics.gathers, handed, inputs, loss, share))
             else:
                 self._metrics.miss("logits" if logits is None else "labels")
         if not self._predicting:
             return loss, None, None
         if self._legacy:  # that loop gathers in a way of its own
-            return loss, logits, labels
-        self._collected = [*_tensors(gathered_logits), *_tensors(gathered_labels)]
-        return loss, gathered_logits, gathered_labels
+            return (loss, *ungathered)
+        self._collected = [*tensors(logits), *tensors(labels)]
+        return loss, logits, labels
 
     def _gather_unless_collected(self, nested: Any) -> Any:
         """What the loop calls to gather for `predict()`: each batch has been gathered for the metrics already."""
-        is_collected = any(tensor is ours for tensor in _tensors(nested) for ours in self._collected)
+        is_collected = any(tensor is ours for tensor in tensors(nested) for ours in self._collected)
         return nested if is_collected else self._gather.function(nested)
 
     def _looks_labelled(self, inputs: Any) -> bool:
@@ -276,23 +279,41 @@ class _Evaluation:
 
     def _prepare(self, logits: Any, labels: Any) -> Tuple[Any, Any]:
         """Detached, of one size on all ranks, and preprocessed, in the order in which the stock loop does it."""
-        labels = self._gather.padded(_detached(labels))
-        logits = self._gather.padded(_detached(logits))
+        labels = self._padded(_detached(labels))
+        logits = self._padded(_detached(logits))
         if logits is not None and self._preprocess is not None:
             logits = self._preprocess(logits, labels)
         return logits, labels
 
-    def _extras(self, inputs: Any, loss: Any, rows: Optional[int], gather: Callable[[Any], Any]) -> Dict[str, Any]:
-        """What else the arguments ask for; `rows` is the number of samples in this process's share of the batch."""
+    def _padded(self, nested: Any) -> Any:
+        """`nested` as long as the longest of all processes, where it is going to be gathered."""
+        is_gathered = self._predicting or (self._metrics is not None and self._metrics.gathers)
+        return self._gather.padded(nested) if is_gathered else nested
+
+    def _eval_prediction(
+        self, gathered: bool, outputs: Tuple[Any, Any], inputs: Any, loss: Any, share: _Share
+    ) -> EvalPrediction:
+        """What `compute_metrics` gets: logits and labels, and what else the arguments ask for.
+
+        Args:
+            gathered: whether it gets the rows of all processes, which the outputs are already.
+            outputs: logits and labels.
+            inputs, loss: of this process's share.
+            share: which rows that has.
+        """
         trainer = self._trainer
         included = compat.included_for_metrics(trainer.args)
+        given = functools.partial(self._gather, share=share) if gathered else share.own_rows
+        logits, labels = outputs if gathered else map(share.own_rows, outputs)
         extras: Dict[str, Any] = {}
         if "inputs" in included:
             name = getattr(trainer.model, "main_input_name", "input_ids")
-            extras["inputs"] = gather(self._gather.padded(trainer._prepare_input(inputs[name])))
+            extras["inputs"] = given(self._padded(trainer._prepare_input(inputs[name])))
         if "loss" in included and loss is not None:
-            extras["losses"] = gather(loss.repeat(rows or trainer.args.eval_batch_size))
-        return extras
+            extras["losses"] = given(loss.repeat(share.rows or trainer.args.eval_batch_size))
+        eval_prediction = EvalPrediction(predictions=logits, label_ids=labels, **extras)
+        eval_prediction.gathered = gathered
+        return eval_prediction
 
     def _check_result(self, batch_metrics: _BatchMetrics) -> None:
         problem = batch_metrics.problem(self._trainer.label_names)
@@ -318,10 +339,21 @@ class _Evaluation:
 
 
 class _BatchMetrics:
-    """Calls `compute_metrics` once per batch, and with `compute_result=True` exactly once: on the last."""
+    """Calls `compute_metrics` once per batch, and with `compute_result=True` exactly once: on the last.
 
-    def __init__(self, compute_metrics: Callable[..., Any]) -> None:
+    As a context manager it tells a `compute_metrics` that has a method `evaluation_aborted` when an exception has ended
+    the evaluation.
+
+    Args:
+        compute_metrics: the user's.
+        several_processes: whether there is anything to gather.
+    """
+
+    def __init__(self, compute_metrics: Callable[..., Any], several_processes: bool) -> None:
         self.result: Any = None
+        # Without torch.distributed (TPUs) the states of a metric could not be combined.
+        can_combine = several_processes and torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.gathers = getattr(compute_metrics, "gather", True) is not False or not can_combine
         self._compute_metrics = compute_metrics
         self._pending: Optional[EvalPrediction] = None
         self._taken = 0
@@ -330,6 +362,15 @@ class _BatchMetrics:
         reset = getattr(compute_metrics, "reset", None)
         if callable(reset):
             reset()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, error_type: Any, error: Any, traceback: Any) -> None:
+        aborted = getattr(self._compute_metrics, "evaluation_aborted", None)
+        if error_type is not None and callable(aborted):
+            self._pending = None
+            aborted()
 
     def take(self, eval_prediction: EvalPrediction) -> None:
         self.hand_on(last=False)
@@ -410,14 +451,12 @@ class _Gather:
             return nested
         return self._accelerator.pad_across_processes(nested, dim=1, pad_index=_PADDING_INDEX)
 
-    def __call__(self, nested: Any, rows: Optional[int], remainder: Optional[int]) -> Any:
-        """Gather a nested structure of tensors; None stays None.
+    def share(self, rows: Optional[int]) -> _Share:
+        """This process's share of the batch that is being evaluated: so many rows."""
+        return _Share(rows, self._remainder(), self._accelerator.num_processes, self._accelerator.process_index)
 
-        Args:
-            nested: tensors in the model's own structure.
-            rows: the samples in this process's share of the batch; tensors of another length are not trimmed.
-            remainder: see `remainder`.
-        """
+    def __call__(self, nested: Any, share: _Share) -> Any:
+        """Gather a nested structure of tensors, in the model's own structure; None stays None."""
         if nested is None:
             return None
         if not self._is_upstreams:
@@ -426,18 +465,12 @@ class _Gather:
             return nested
         if self._wants_objects() or not _only_tensors(nested):
             return self.function(nested)
-        gathered = self._accelerator.gather(nested)
-        if remainder is None:
-            return gathered
-        total = None if rows is None else rows * self._accelerator.num_processes
-        return recursively_apply(
-            lambda tensor: tensor[:remainder] if total in (None, len(tensor)) else tensor, gathered
-        )
+        return share.without_repetitions(self._accelerator.gather(nested))
 
     def _wants_objects(self) -> bool:
         return bool(getattr(self.function, "keywords", {}).get("use_gather_object"))
 
-    def remainder(self) -> Optional[int]:
+    def _remainder(self) -> Optional[int]:
         """Rows of the gathered batch that are no repetition, where it is the last one and has any; else None."""
         state = self._accelerator.gradient_state
         active = state.active_dataloader
@@ -465,6 +498,37 @@ class _Gather:
         return self._stream.rows % (self._shard.batch_size * share) or None
 
 
+class _Share(NamedTuple):
+    """One process's share of a batch. All processes have shares of the same size, filled up with repetitions."""
+
+    rows: Optional[int]
+    """The samples in it, where the outputs or inputs tell."""
+    remainder: Optional[int]
+    """Rows of the gathered batch that are no repetition, where it has any repetitions; else None."""
+    processes: int
+    rank: int
+
+    def without_repetitions(self, gathered: Any) -> Any:
+        """The gathered batch without the repetitions; tensors that do not have a row per sample stay as they are."""
+        if self.remainder is None:
+            return gathered
+        total = None if self.rows is None else self.rows * self.processes
+        return recursively_apply(
+            lambda tensor: tensor[: self.remainder] if total in (None, len(tensor)) else tensor, gathered
+        )
+
+    def own_rows(self, nested: Any) -> Any:
+        """This process's share without the repetitions: none of it may be left."""
+        if self.remainder is None or self.rows is None:
+            return nested
+        kept = min(max(self.remainder - self.rank * self.rows, 0), self.rows)
+        if isinstance(nested, list) and len(nested) == self.rows and all(map(_is_record, nested)):
+            return nested[:kept]
+        return recursively_apply(
+            lambda tensor: tensor[:kept] if tensor.ndim and len(tensor) == self.rows else tensor, nested
+        )
+
+
 class _CountedStream:
     """A streamed data set that counts the rows it gives. Worker processes count in a copy of their own."""
 
@@ -488,10 +552,9 @@ def _unwrapped(function: Any) -> Any:
     return function.func if isinstance(function, functools.partial) else function
 
 
-def _tensors(nested: Any) -> List[torch.Tensor]:
-    found: List[torch.Tensor] = []
-    recursively_apply(found.append, nested)
-    return found
+def _is_record(element: Any) -> bool:
+    """Whether an element of a list is one sample's, as the boxes of a picture are, and no tensor with all of them."""
+    return not isinstance(element, (torch.Tensor, list, tuple))
 
 
 def _only_tensors(nested: Any) -> bool:

@@ -55,10 +55,10 @@ class Rows(Dataset):
 
 
 class Stream(IterableDataset):
-    """The same rows without a length."""
+    """The same rows, or those of another data set, without a length."""
 
-    def __init__(self, n: int) -> None:
-        self.rows = Rows(n)
+    def __init__(self, n: int, of: Any = Rows) -> None:
+        self.rows = of(n)
 
     def __iter__(self) -> Iterator[Dict[str, torch.Tensor]]:
         return iter([self.rows[index] for index in range(len(self.rows))])
@@ -125,6 +125,12 @@ def oracle(model: torch.nn.Module, rows: Rows, first: Optional[int] = None) -> D
     return {"accuracy": float(np.mean(logits.argmax(-1) == rows.labels[:first].numpy())), "rows": len(logits)}
 
 
+def logits_of(model: torch.nn.Module, rows: Any) -> torch.Tensor:
+    """The logits of the whole set at once."""
+    with torch.no_grad():
+        return model(rows.x, labels=rows.labels)["logits"]
+
+
 def once(calls: int) -> List[bool]:
     return [False] * (calls - 1) + [True]
 
@@ -159,6 +165,11 @@ def including(*what: str) -> Dict[str, Any]:
 def has_losses() -> bool:
     """Whether `EvalPrediction` of this release has losses (4.46 and later)."""
     return "include_for_metrics" in {field.name for field in dataclasses.fields(TrainingArguments)}
+
+
+def has_batch_eval_metrics() -> bool:
+    """Whether this release has the option itself (4.41 and later); ask where the shim is not applied."""
+    return "batch_eval_metrics" in {field.name for field in dataclasses.fields(TrainingArguments)}
 
 
 def has_legacy_loop() -> bool:
@@ -298,6 +309,29 @@ def token_trainer(lengths, metric, **options):
     return make_trainer(
         metric, model=Dense(), eval_rows=sequences, data_collator=collate, per_device_eval_batch_size=2, **options
     )
+
+
+class Pictures(Rows):
+    """`n` seeded pictures of 5 x 4 pixels; a class for each pixel, or -100."""
+
+    def __init__(self, n: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.x = torch.randn(n, FEATURES, 5, 4, generator=generator)
+        self.labels = torch.randint(-1, CLASSES, (n, 5, 4), generator=generator)
+        self.labels[self.labels == -1] = -100
+
+
+class Segmenter(torch.nn.Module):
+    """Classifies every pixel; the classes are dimension 1 of the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = torch.nn.Conv2d(FEATURES, CLASSES, kernel_size=1)
+
+    def forward(self, x, labels=None):
+        logits = self.convolution(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
 class Detector(torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
@@ -10,14 +11,16 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Dict
 from unittest import TestCase
 
 import torch
 import transformers
 from parameterized import parameterized
 
-from tests.fixtures import EVAL_BATCH, Lin, Rows, once, oracle
+from tests.distributed import metrics as metric_scenarios
+from tests.fixtures import EVAL_BATCH, Lin, Pictures, Rows, Segmenter, logits_of, once, oracle
 
 ROOT = Path(__file__).parents[2]
 # gloo looks the host's name up, which a machine without a network may not know
@@ -56,6 +59,47 @@ SCENARIOS = {
 }
 
 
+# kind of loading, rows, batch size: uneven ends, and ranks without any row
+METRIC_SCENARIOS = [
+    *(f"metrics_{kind}_23_{size}" for kind in ("sized", "stream") for size in (1, 2, 3, 4, 7, 10)),
+    *(f"metrics_{kind}_23_4" for kind in ("dispatched", "sharded")),
+    # accelerate gives the last rank no row at all of a stream that has one row for three: stock fails there too
+    *("metrics_sized_1_2", "metrics_sharded_1_2", "metrics_stream_2_2"),
+]
+
+
+def expected_metrics(rows: int) -> Dict[str, float]:
+    """What one process gets that sees the whole set at once."""
+    metrics: Dict[str, float] = {}
+    for name in ("sums", "auroc", "jaccard", "mean", "spool", "boxes"):
+        case = metric_scenarios.CASES[name]
+        data = case.data(rows)
+        if name == "boxes":
+            labels = [data[row]["labels"] for row in range(rows)]
+            whole = SimpleNamespace(label_ids=labels, predictions=torch.zeros(rows, 7, 3))
+        else:
+            whole = SimpleNamespace(label_ids=data.labels, predictions=logits_of(case.model(), data))
+        metrics.update(case.metric()(whole))
+    return {f"eval_{name}": value for name, value in metrics.items()}
+
+
+def metrics_of_scikit(rows: int) -> Dict[str, float]:
+    """The same from scikit-learn, where it is installed."""
+    if not importlib.util.find_spec("sklearn"):
+        return {}
+    from sklearn import metrics
+
+    labels, scores = Rows(rows).labels.numpy(), logits_of(Lin(), Rows(rows)).softmax(-1).numpy()
+    pictures = Pictures(rows)
+    kept, classes = pictures.labels != -100, logits_of(Segmenter(), pictures).argmax(1)
+    return {
+        "eval_accuracy": metrics.accuracy_score(labels, scores.argmax(-1)),
+        "eval_f1": metrics.f1_score(labels, scores.argmax(-1), average="macro"),
+        "eval_auroc": metrics.roc_auc_score(labels, scores, multi_class="ovr", average="macro"),
+        "eval_mean_iou": metrics.jaccard_score(pictures.labels[kept], classes[kept], average="macro"),
+    }
+
+
 def launched(launcher: str, ranks: int, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """The worker with these arguments, in so many processes."""
     with socket.socket() as free:
@@ -89,7 +133,8 @@ class Processes:
     @classmethod
     def scenarios(cls):
         """Batches of four cannot be split over three processes."""
-        return [name for name in SCENARIOS if not name.endswith("split") or EVAL_BATCH % cls.number == 0]
+        evaluations = [name for name in SCENARIOS if not name.endswith("split") or EVAL_BATCH % cls.number == 0]
+        return [*evaluations, *METRIC_SCENARIOS, "metrics_elsewhere", "metrics_refusal"]
 
     @parameterized.expand([(scenario,) for scenario in SCENARIOS])
     def test_every_row_once_paired_with_its_input_and_alike_on_all_ranks_c06(self, scenario):
@@ -117,6 +162,59 @@ class Processes:
             self.assertEqual(accuracy, oracle(Lin(), rows)["accuracy"])
         if scenario.endswith("predict"):
             self.assertEqual(first["results"][1], n)
+
+    @parameterized.expand([(scenario,) for scenario in METRIC_SCENARIOS])
+    def test_metrics_are_those_of_the_whole_set_and_alike_in_two_evaluations_on_all_ranks(self, scenario):
+        rows = int(scenario.split("_")[2])
+        expected = expected_metrics(rows)
+        if rows == 23:  # a set with all classes
+            for metric, value in metrics_of_scikit(rows).items():
+                self.assertAlmostEqual(self.found_on_main(scenario)[metric], value, delta=1e-6, msg=metric)
+        for name, found in self.ranks[0][scenario].items():
+            if name == "own rows":
+                continue
+            for rank in self.ranks:
+                self.assertEqual(rank[scenario][name]["results"], found["results"])
+            first, second = found["results"]
+            self.assertEqual(first, second)
+            for metric, value in first.items():
+                self.assertAlmostEqual(value, expected[metric], delta=1e-6, msg=f"{name}: {metric}")
+
+    def found_on_main(self, scenario):
+        names = ("sums", "auroc", "jaccard")
+        return {key: value for name in names for key, value in self.ranks[0][scenario][name]["results"][0].items()}
+
+    def test_metrics_that_do_not_gather_are_right_in_training_and_in_predict(self):
+        expected = expected_metrics(23)
+        for rank in self.ranks:
+            found = rank["metrics_elsewhere"]
+            self.assertEqual(len(found["predictions"]), 23)
+            self.assertEqual(len(found["results"]), 3)
+            for result in found["results"]:
+                self.assertEqual(set(result), {"eval_accuracy", "eval_f1"})
+                for metric, value in result.items():
+                    self.assertAlmostEqual(value, expected[metric], delta=1e-6, msg=metric)
+
+    @parameterized.expand([(scenario,) for scenario in METRIC_SCENARIOS])
+    def test_without_gathering_no_logits_go_from_rank_to_rank_and_each_row_is_on_one(self, scenario):
+        if metric_scenarios.ALWAYS_GATHERS:
+            self.skipTest("this transformers has the options itself, and gathers always")
+        _, _, rows, batch = scenario.split("_")
+        found = self.ranks[0][scenario]
+        self.assertEqual(found["gathered sums"]["dimensions"], 2)  # rows and classes
+        for name in {"sums", "torcheval", "mean", "boxes", "own rows"} & set(found):
+            self.assertEqual(found[name]["dimensions"], 1, name)
+        self.assertEqual(found["jaccard"]["dimensions"], 2)  # the confusion matrix; logits of pictures have 4
+        sizes = found["own rows"]["results"][0]["eval_sizes"]
+        self.assertEqual(len(sizes), self.number)
+        self.assertEqual(sum(map(sum, sizes)), int(rows))
+        self.assertLessEqual(max(map(max, filter(None, sizes))), int(batch))
+
+    def test_states_that_torchmetrics_would_wait_for_are_refused_on_all_ranks(self):
+        for rank in self.ranks:
+            if not metric_scenarios.ALWAYS_GATHERS:
+                self.assertRegex(rank["metrics_refusal"]["False"], r"ByRow.rows .* found 2, 1.* elements.*gather=True")
+            self.assertEqual(rank["metrics_refusal"]["True"], int(Rows(3).labels.sum()))
 
 
 class TwoProcesses(Processes, TestCase):

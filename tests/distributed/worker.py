@@ -13,6 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 import shim
+from tests.distributed import metrics
 from tests.fixtures import CLASSES, Count, Rows, Stream, has_losses, including, make_trainer, without_timing
 
 warnings.simplefilter("ignore")
@@ -82,6 +83,9 @@ def trainer_for(scenario: str, metric: Any, **options: Any) -> Any:
 
 
 def run(scenario: str) -> Dict[str, Any]:
+    if scenario.startswith("metrics"):
+        others = {"metrics_refusal": metrics.refusal, "metrics_elsewhere": metrics.elsewhere}
+        return others[scenario]() if scenario in others else metrics.run(scenario)
     metric = Failing() if scenario.endswith("failing") else Seen()
     options: Dict[str, Any] = {"model": RaggedWidths()} if scenario.endswith("ragged") else {}
     if scenario.endswith("training"):

@@ -141,6 +141,16 @@ ASSUMPTIONS = [
         "tells the rows of a nested structure",
         lambda found: found({"x": (torch.zeros(3, 2),)}) == 3 and found({"x": None}) is None,
     ),
+    Assumption(
+        "transformers.trainer_pt_utils:nested_numpify",
+        "makes arrays of tensors, for shim.metrics.spool as for an ordinary evaluation",
+        lambda found: found((torch.zeros(2, dtype=torch.bfloat16),))[0].dtype == "float32",
+    ),
+    Assumption(
+        "transformers.trainer_pt_utils:nested_concat",
+        "pads dimension 1 with -100, as shim.metrics.spool does after it",
+        lambda found: found(torch.ones(1, 2), torch.ones(1, 1), padding_index=-100).tolist() == [[1, 1], [1, -100]],
+    ),
     Assumption(ARGUMENTS, "is a dataclass whose fields can be added to", lambda found: found.__dataclass_fields__),
     Assumption(
         f"{ARGUMENTS}.__init__",

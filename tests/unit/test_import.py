@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any, Dict, Optional
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "accelerate", "numpy")
 
 
-def run_fresh(code: str) -> dict:
+def run_fresh(code: str, environment: Optional[Dict[str, str]] = None) -> Any:
+    """What a new process prints last, as JSON."""
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, **(environment or {})}
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -8,33 +8,19 @@ from tests.unit.test_import import run_fresh
 def test_a_batched_evaluation_holds_a_twentieth_of_stocks_and_no_more_for_four_times_the_rows():
     grown = run_fresh(
         """
-        import json, threading, psutil
+        import json
         import shim
         from tests.fixtures import CountWithoutReset, Lin, make_trainer
+        from tests.memory import growth
 
         ROWS, WIDTH = 3000, 20_000
         shim.apply()
-
-        def resident():
-            return psutil.Process().memory_info().rss / 2**20
 
         def grown_by(rows, metric, **options):
             trainer = make_trainer(
                 metric, model=Lin(wide=WIDTH - 3), eval_rows=rows, per_device_eval_batch_size=25, **options
             )
-            before, peak, done = resident(), 0, threading.Event()
-
-            def watch():
-                nonlocal peak
-                while not done.wait(0.002):
-                    peak = max(peak, resident())
-
-            watcher = threading.Thread(target=watch)
-            watcher.start()
-            trainer.evaluate()
-            done.set()
-            watcher.join()
-            return max(0, peak - before)
+            return growth(trainer.evaluate)
 
         def one_shot(eval_pred):
             return {"rows": len(eval_pred.predictions)}

@@ -1,0 +1,217 @@
+"""Metrics on this rank of several: what the worker runs for a scenario `metrics_KIND_ROWS_BATCH`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+from unittest import mock
+
+import torch
+import torch.distributed
+import torcheval.metrics
+from torchmetrics import CatMetric, MetricCollection, SumMetric
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassF1Score,
+    MulticlassJaccardIndex,
+)
+from transformers import TrainingArguments
+
+from shim import compat
+from shim.metrics import StreamingMetric, from_torcheval, from_torchmetrics, per_sample_mean, spool
+from tests.fixtures import (
+    CLASSES,
+    Boxes,
+    Detector,
+    Evaluating,
+    Lin,
+    Pictures,
+    Rows,
+    Segmenter,
+    Stream,
+    detection_batch,
+    make_trainer,
+    without_timing,
+)
+
+# A transformers with the patches of patches/ knows nothing of `gather = False`. Ask where the shim is not applied.
+ALWAYS_GATHERS = compat.has_both_options(TrainingArguments)
+
+LOADING: Dict[str, Dict[str, Any]] = {
+    "sized": {},
+    "stream": {},
+    "dispatched": {"accelerator_config": {"dispatch_batches": True}},
+    "sharded": {"accelerator_config": {"dispatch_batches": False}},
+}
+
+
+def sums(gather: bool = False) -> StreamingMetric:
+    metrics = {
+        "accuracy": MulticlassAccuracy(CLASSES, average="micro"),
+        "f1": MulticlassF1Score(CLASSES, average="macro"),
+    }
+    return from_torchmetrics(MetricCollection(metrics), gather=gather)
+
+
+def jaccard() -> StreamingMetric:
+    return from_torchmetrics(MetricCollection({"mean_iou": MulticlassJaccardIndex(CLASSES)}))
+
+
+def auroc() -> StreamingMetric:
+    return from_torchmetrics(MetricCollection({"auroc": MulticlassAUROC(CLASSES)}))
+
+
+def label(eval_pred: Any) -> Any:
+    return eval_pred.label_ids
+
+
+def checksum(eval_pred: Any) -> Dict[str, Any]:
+    """An ordinary metric, which sees the whole set in its order."""
+    weights = 1 + torch.arange(len(eval_pred.label_ids))
+    return {"checksum": int((torch.as_tensor(eval_pred.label_ids) * weights).sum())}
+
+
+class OnlyOwnRows(StreamingMetric):
+    """How many rows each rank has got in the batches."""
+
+    gather = False
+
+    def reset(self) -> None:
+        self.sizes: List[int] = []
+
+    def update(self, eval_pred: Any) -> None:
+        self.sizes.append(len(eval_pred.label_ids))
+
+    def compute(self) -> Dict[str, Any]:
+        return {"sizes": self.from_all_ranks(self.sizes)}
+
+
+def evaluators() -> StreamingMetric:
+    metrics = {
+        "accuracy": torcheval.metrics.MulticlassAccuracy(),
+        "f1": torcheval.metrics.MulticlassF1Score(num_classes=CLASSES, average="macro"),
+    }
+    return from_torcheval(metrics)
+
+
+def boxes() -> StreamingMetric:
+    metrics = MetricCollection({"boxes": SumMetric()})
+    return from_torchmetrics(metrics, lambda p: (torch.tensor([float(len(label["boxes"])) for label in p.label_ids]),))
+
+
+def pictures_with_boxes(rows: int) -> Boxes:
+    torch.manual_seed(0)
+    return Boxes([1 + number % 5 for number in range(rows)])
+
+
+class Case(NamedTuple):
+    metric: Callable[[], Any]
+    model: Callable[[], torch.nn.Module] = Lin
+    data: Callable[[int], Any] = Rows
+    options: Optional[Dict[str, Any]] = None
+
+
+CASES = {
+    "sums": Case(sums),
+    "gathered sums": Case(lambda: sums(gather=True)),
+    "torcheval": Case(evaluators),
+    "auroc": Case(auroc),
+    "jaccard": Case(jaccard, Segmenter, Pictures),
+    "boxes": Case(boxes, Detector, pictures_with_boxes, {"data_collator": detection_batch}),
+    "mean": Case(lambda: per_sample_mean(label)),
+    "spool": Case(lambda: spool(checksum)),
+    "own rows": Case(OnlyOwnRows),
+}
+
+
+def trainer_for(kind: str, rows: int, batch: int, case: Case, **options: Any) -> Any:
+    return make_trainer(
+        case.metric(),
+        model=case.model(),
+        eval_rows=case.data(rows) if kind == "sized" else Stream(rows, of=case.data),
+        batch_eval_metrics=True,
+        per_device_eval_batch_size=batch,
+        ddp_backend="gloo",
+        **LOADING[kind],
+        **(case.options or {}),
+        **options,
+    )
+
+
+@contextlib.contextmanager
+def shapes_handed_to_gather() -> Iterator[List[List[int]]]:
+    shapes: List[List[int]] = []
+
+    def recording(gather: Any) -> Any:
+        def recorded(output: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            shapes.append(list(tensor.shape))
+            return gather(output, tensor, *args, **kwargs)
+
+        return recorded
+
+    with contextlib.ExitStack() as stack:
+        for name in ("all_gather", "all_gather_into_tensor"):
+            for module in (torch.distributed, torch.distributed.distributed_c10d):
+                stack.enter_context(mock.patch.object(module, name, recording(getattr(module, name))))
+        yield shapes
+
+
+def run(scenario: str) -> Dict[str, Any]:
+    _, kind, rows, batch = scenario.split("_")
+    logging.disable(logging.WARNING)
+    found: Dict[str, Any] = {}
+    for name, case in CASES.items():
+        if name == "boxes" and (kind in ("stream", "dispatched") or ALWAYS_GATHERS):
+            continue  # accelerate sends lists of labels from rank to rank wrongly, or fails
+        trainer = trainer_for(kind, int(rows), int(batch), case)
+        with shapes_handed_to_gather() as shapes:
+            results = [computed(trainer.evaluate()) for _ in range(2)]
+        found[name] = {"results": results, "dimensions": max(map(len, shapes))}
+    return found
+
+
+def computed(metrics: Dict[str, Any]) -> Dict[str, Any]:
+    """What the metric gave, of what `evaluate` returns."""
+    others = ("loss", "epoch")
+    return {name: value for name, value in without_timing(metrics).items() if not name.endswith(others)}
+
+
+def elsewhere() -> Dict[str, Any]:
+    """Metrics that do not gather, where the Trainer gathers for itself or another loader is active."""
+    trainer = trainer_for("sized", 23, 4, CASES["sums"])
+    predicted = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
+    callback = Evaluating()
+    training = {"train_dataset": Rows(16), "max_steps": 2, "learning_rate": 0.0, "callbacks": [callback]}
+    callback.trainer = trainer_for("sized", 23, 4, CASES["sums"], **training)
+    callback.trainer.train()
+    return {
+        "predictions": predicted.predictions.tolist(),
+        "results": [computed(metrics) for metrics in (predicted.metrics, *callback.results)],
+    }
+
+
+def refusal() -> Dict[str, Any]:
+    """States that torchmetrics gathers element by element, one for each row: 3 rows on 2 ranks."""
+
+    class ByRow(CatMetric):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("rows", default=[], dist_reduce_fx=None)
+
+        def update(self, value: torch.Tensor) -> None:
+            self.rows.extend(value)
+
+        def compute(self) -> torch.Tensor:
+            return torch.stack(self.rows).sum()
+
+    found: Dict[str, Any] = {}
+    for gather in (False, True):
+        metric = from_torchmetrics(ByRow(), lambda p: (p.label_ids.float(),), gather=gather)
+        trainer = trainer_for("sized", 3, 2, Case(lambda metric=metric: metric))  # type: ignore[misc]
+        try:
+            found[str(gather)] = trainer.evaluate()["eval_ByRow"]
+        except ValueError as error:
+            found[str(gather)] = str(error)
+    return found
