@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -19,11 +20,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from packaging.version import Version
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FOLDER = Path(__file__).parent
 PACKAGE = "src/transformers"
@@ -82,8 +78,8 @@ class Series:
 
 @functools.cache
 def known_series() -> Tuple[Series, ...]:
-    """Every series, the oldest first, as targets.toml has them."""
-    targets = tomllib.loads((FOLDER / "targets.toml").read_text())
+    """Every series, the oldest first, as targets.json has them: ranges, and the hashes at both ends of each."""
+    targets = json.loads((FOLDER / "targets.json").read_text())
     return tuple(Series(name, **target) for name, target in targets.items())
 
 
@@ -240,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("export", help="write the commits of such a repository as a series")
     command.add_argument("directory", type=Path, metavar="DIRECTORY")
     command.add_argument("name", metavar="NAME", help="name of the series, such as transformers-5.24")
-    command = commands.add_parser("hashes", help="the installed sources' hashes, as targets.toml has them")
+    command = commands.add_parser("hashes", help="the installed sources' hashes, as targets.json has them")
     command.add_argument("--series", metavar="NAME", help="the files that this one touches")
     return parser
 
@@ -253,9 +249,8 @@ def _run(options: Any) -> str:
     series = _named(options.series) if options.series else series_for(installed_release())
     if options.command == "checkout":
         return f"{series} applied: put {check_out(series, options.directory)} on PYTHONPATH to use it"
-    heading = f'["{series.name}".sha256."{installed_release()}"]'
-    lines = [f'"{path}" = "{digest}"' for path, digest in hashes(series.touched()).items()]
-    return "\n".join([heading, *lines])
+    digests = {installed_release(): hashes(series.touched())}
+    return json.dumps(digests, indent=2)
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
-from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 OLDEST_SUPPORTED = "4.39.0"
 NEWEST_TESTED = "5.24.0"
@@ -126,6 +126,39 @@ def _problem_with(seam: _Seam) -> Optional[str]:
             f"Expected {seam.module}.{seam.path} to take {', '.join(lost)}, found it takes ({', '.join(parameters)})."
         )
     return None
+
+
+def problem() -> Optional[str]:
+    """Why `apply()` would refuse the installed transformers; None where it would not."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            require_supported(strict=False)
+    except UnsupportedVersionError as error:
+        return str(error)
+    return None
+
+
+def native_options(trainer_class: Any) -> Dict[str, str]:
+    """What the installed transformers has itself of each option, in words.
+
+    Told from the code of the stock methods, also where the shim has wrapped them: `batch_eval_metrics` came in 4.41
+    (https://github.com/huggingface/transformers/pull/28769), with a clear at each training step that 4.42 took out
+    (https://github.com/huggingface/transformers/pull/31372). Delete this with the shim.
+    """
+    loop = inspect.unwrap(trainer_class.evaluation_loop)
+    step = set(inspect.unwrap(trainer_class.training_step).__code__.co_names)
+    clears = []
+    if "torch_empty_cache_steps" in step:
+        clears.append("torch_empty_cache_steps in training")
+    elif "empty_cache" in step:
+        clears.append("clears at each training step, unasked")
+    if clears_in_batch_mode(loop):
+        clears.append("clears after each batched evaluation step, unasked")
+    return {
+        "batch_eval_metrics": "yes" if "batch_eval_metrics" in loop.__code__.co_names else "no",
+        "cuda_cache_clear": "no" + "".join(f"; {clear}" for clear in clears),
+    }
 
 
 def has_both_options(arguments_class: type) -> bool:

@@ -21,7 +21,7 @@ from transformers.trainer import Trainer
 from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalPrediction, denumpify_detensorize
 
-from shim import cache, compat
+from shim import cache, compat, memory
 from shim.nested import tensors
 from shim.shadow import Shadow
 
@@ -85,12 +85,28 @@ def _make_evaluation_loop(original: Callable[..., Any], patch: Any, legacy: bool
     @functools.wraps(original)
     def evaluation_loop(self: Any, *positional: Any, **keywords: Any) -> Any:
         args = self.args
-        if not patch.active or not (args.batch_eval_metrics or args.cuda_cache_clear is not None):
+        if not patch.active:
             return original(self, *positional, **keywords)
-        evaluation = _Evaluation(self, legacy, clears_in_batch_mode, *positional, **keywords)
-        return evaluation.run(lambda: original(self, *positional, **keywords))
+        if args.batch_eval_metrics or args.cuda_cache_clear is not None:
+            evaluation = _Evaluation(self, legacy, clears_in_batch_mode, *positional, **keywords)
+            return evaluation.run(lambda: original(self, *positional, **keywords))
+        forecast = None if legacy else _forecast(self, *positional, **keywords)
+        if forecast is None:
+            return original(self, *positional, **keywords)
+        with forecast.watching():
+            return original(self, *positional, **keywords)
 
     return evaluation_loop
+
+
+def _forecast(
+    trainer: Any, dataloader: Any, description: str, prediction_loss_only: Optional[bool] = None, *_: Any, **__: Any
+) -> Optional[memory.Forecast]:
+    """For an evaluation that keeps all logits. (`predict()` does as well, but has to: nothing would help.)"""
+    loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+    if trainer.compute_metrics is None or loss_only or description == _PREDICTING:
+        return None
+    return memory.forecast_for(trainer, dataloader)
 
 
 class _Evaluation:
@@ -134,6 +150,8 @@ class _Evaluation:
         self._gather = _Gather(trainer, dataloader)
         self._collected: List[Any] = []
         self._batches = 0
+        keeps_all = not legacy and not trainer.args.batch_eval_metrics
+        self._forecast = _forecast(trainer, dataloader, description, prediction_loss_only) if keeps_all else None
         self._shadows = list(self._stand_ins())
 
     def _batch_metrics(self, loss_only: Optional[bool]) -> Optional[_BatchMetrics]:
@@ -150,6 +168,8 @@ class _Evaluation:
         yield Shadow(trainer.callback_handler, "on_prediction_step", self._on_prediction_step)
         if self._leaves_batch_mode:
             yield Shadow(trainer.args, "batch_eval_metrics", False)
+        if self._forecast is not None:
+            yield self._forecast.shadow
         if self._metrics is None:
             return
         yield Shadow(trainer.args, *compat.nothing_included(trainer.args))
@@ -223,6 +243,9 @@ class _Evaluation:
 
     def _on_prediction_step(self, *positional: Any, **keywords: Any) -> Any:
         with self.suspended():
+            forecast, self._forecast = self._forecast, None
+            if forecast is not None:
+                forecast.conclude()
             return self._trainer.callback_handler.on_prediction_step(*positional, **keywords)
 
     def _prediction_step(self, model: Any, inputs: Any, *positional: Any, **keywords: Any) -> Tuple[Any, Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List
 
 from shim import compat
 
@@ -47,8 +47,11 @@ class Patch:
         if current is self._wrapper:
             return "ours"
         # Not `__module__`: functools.wraps copies that one.
-        module = getattr(current, "__globals__", {}).get("__name__", type(current).__module__)
-        return f"ours, wrapped since by {module}"
+        module: str = getattr(current, "__globals__", {}).get("__name__", type(current).__module__)
+        if self.active:
+            return f"ours, wrapped since by {module}"
+        is_of_the_owners_package = module.split(".")[0] == self._owner.__module__.split(".")[0]
+        return "stock" if is_of_the_owners_package else f"stock, wrapped by {module}"
 
 
 class NothingToPatch:
@@ -65,24 +68,6 @@ class NothingToPatch:
 
     def state(self) -> str:
         return "has both options itself, nothing is patched"
-
-
-class Status(NamedTuple):
-    """What `shim.status()` reports."""
-
-    applied: bool
-    transformers: Optional[str]
-    """The installed release; None where transformers is not installed."""
-    tested: bool
-    """Whether the shim's test matrix covers that release."""
-    patches: Dict[str, str]
-    """Each patched place and its state: "ours", or "ours, wrapped since by ..."; empty when not applied."""
-
-    def __str__(self) -> str:
-        release = f"transformers {self.transformers or 'not installed'}{'' if self.tested else ' (not tested)'}"
-        heading = f"shim {'applied' if self.applied else 'not applied'}, {release}"
-        width = max(map(len, self.patches), default=0)
-        return "\n".join([heading, *(f"  {place:<{width}}  {state}" for place, state in self.patches.items())])
 
 
 _lock = threading.RLock()
@@ -146,12 +131,16 @@ def applied(strict: bool = False) -> Iterator[None]:
             revert()
 
 
-def status() -> Status:
-    """What is installed, what is patched, and by whom. Patches nothing."""
-    version = compat.installed_version()
+def places() -> Dict[str, str]:
+    """Each place that is patched, or would be, and its state."""
     with _lock:
-        patches = {str(patch): patch.state() for patch in _installed}
-    return Status(bool(patches), version, version is not None and compat.is_tested(version), patches)
+        return {str(patch): patch.state() for patch in _installed or _patches()}
+
+
+def is_applied() -> bool:
+    """Whether `apply` has been called, and not `revert` since."""
+    with _lock:
+        return bool(_installed)
 
 
 def _patches() -> List[Any]:

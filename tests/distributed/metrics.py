@@ -19,6 +19,7 @@ from torchmetrics.classification import (
 )
 from transformers import TrainingArguments
 
+import shim
 from shim import compat
 from shim.metrics import StreamingMetric, from_torcheval, from_torchmetrics, per_sample_mean, spool
 from tests.fixtures import (
@@ -186,7 +187,9 @@ def elsewhere() -> Dict[str, Any]:
     training = {"train_dataset": Rows(16), "max_steps": 2, "learning_rate": 0.0, "callbacks": [callback]}
     callback.trainer = trainer_for("sized", 23, 4, CASES["sums"], **training)
     callback.trainer.train()
+    estimate = shim.estimate_eval_memory(trainer)
     return {
+        "estimate": [estimate.rows, estimate.bytes_per_row],
         "predictions": predicted.predictions.tolist(),
         "results": [computed(metrics) for metrics in (predicted.metrics, *callback.results)],
     }

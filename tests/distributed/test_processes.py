@@ -9,10 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import unittest
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict
+from typing import Dict, Sequence
 from unittest import TestCase
 
 import torch
@@ -20,7 +19,8 @@ import transformers
 from parameterized import parameterized
 
 from tests.distributed import metrics as metric_scenarios
-from tests.fixtures import EVAL_BATCH, Lin, Pictures, Rows, Segmenter, logits_of, once, oracle
+from tests.fixtures import CLASSES, EVAL_BATCH, Lin, Pictures, Rows, Segmenter, logits_of, once, oracle
+from tests.unit.test_import import on_releases
 
 ROOT = Path(__file__).parents[2]
 # gloo looks the host's name up, which a machine without a network may not know
@@ -31,11 +31,6 @@ LAUNCHERS = {
     "accelerate launch": "accelerate.commands.launch --multi_gpu --num_processes={ranks} --num_machines=1 "
     "--mixed_precision=no --dynamo_backend=no --main_process_port={port}",
 }
-
-
-def on_releases(*releases: str) -> Any:
-    """Each start takes as long as the import of transformers on every rank: spread over lanes, old and new."""
-    return unittest.skipUnless(transformers.__version__ in releases, f"runs with transformers {' and '.join(releases)}")
 
 
 SCENARIOS = {
@@ -122,6 +117,8 @@ class Processes:
 
     launcher = "torchrun"
     number = 2
+    metrics_with: Sequence[str] = ()
+    """The releases whose lanes run the scenarios of ready metrics as well."""
 
     @classmethod
     def setUpClass(cls):
@@ -134,12 +131,17 @@ class Processes:
     def scenarios(cls):
         """Batches of four cannot be split over three processes."""
         evaluations = [name for name in SCENARIOS if not name.endswith("split") or EVAL_BATCH % cls.number == 0]
+        if transformers.__version__ not in cls.metrics_with:
+            return evaluations
         return [*evaluations, *METRIC_SCENARIOS, "metrics_elsewhere", "metrics_refusal"]
+
+    def require(self, scenario):
+        if scenario not in self.scenarios():
+            self.skipTest(f"not with {self.number} processes and transformers {transformers.__version__}")
 
     @parameterized.expand([(scenario,) for scenario in SCENARIOS])
     def test_every_row_once_paired_with_its_input_and_alike_on_all_ranks_c06(self, scenario):
-        if scenario not in self.scenarios():
-            self.skipTest(f"batches of {EVAL_BATCH} cannot be split over {self.number} processes")
+        self.require(scenario)
         evaluations, n = SCENARIOS[scenario], int(scenario.split("_")[1])
         first, *others = (rank[scenario] for rank in self.ranks)
         for other in others:
@@ -165,6 +167,7 @@ class Processes:
 
     @parameterized.expand([(scenario,) for scenario in METRIC_SCENARIOS])
     def test_metrics_are_those_of_the_whole_set_and_alike_in_two_evaluations_on_all_ranks(self, scenario):
+        self.require(scenario)
         rows = int(scenario.split("_")[2])
         expected = expected_metrics(rows)
         if rows == 23:  # a set with all classes
@@ -185,10 +188,12 @@ class Processes:
         return {key: value for name in names for key, value in self.ranks[0][scenario][name]["results"][0].items()}
 
     def test_metrics_that_do_not_gather_are_right_in_training_and_in_predict(self):
+        self.require("metrics_elsewhere")
         expected = expected_metrics(23)
         for rank in self.ranks:
             found = rank["metrics_elsewhere"]
             self.assertEqual(len(found["predictions"]), 23)
+            self.assertEqual(found["estimate"], [23, CLASSES * 4 + 8 + 4])  # each rank keeps all rows
             self.assertEqual(len(found["results"]), 3)
             for result in found["results"]:
                 self.assertEqual(set(result), {"eval_accuracy", "eval_f1"})
@@ -197,6 +202,7 @@ class Processes:
 
     @parameterized.expand([(scenario,) for scenario in METRIC_SCENARIOS])
     def test_without_gathering_no_logits_go_from_rank_to_rank_and_each_row_is_on_one(self, scenario):
+        self.require(scenario)
         if metric_scenarios.ALWAYS_GATHERS:
             self.skipTest("this transformers has the options itself, and gathers always")
         _, _, rows, batch = scenario.split("_")
@@ -211,6 +217,7 @@ class Processes:
         self.assertLessEqual(max(map(max, filter(None, sizes))), int(batch))
 
     def test_states_that_torchmetrics_would_wait_for_are_refused_on_all_ranks(self):
+        self.require("metrics_refusal")
         for rank in self.ranks:
             if not metric_scenarios.ALWAYS_GATHERS:
                 self.assertRegex(rank["metrics_refusal"]["False"], r"ByRow.rows .* found 2, 1.* elements.*gather=True")
@@ -218,12 +225,13 @@ class Processes:
 
 
 class TwoProcesses(Processes, TestCase):
-    pass
+    metrics_with = ("4.40.0", "4.46.3", "5.0.0")
 
 
 @on_releases("4.39.0", "5.24.0")
 class ThreeProcesses(Processes, TestCase):
     number = 3
+    metrics_with = ("4.39.0", "5.24.0")
 
 
 @on_releases("4.39.3", "5.12.1")

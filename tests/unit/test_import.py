@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -10,7 +11,17 @@ import textwrap
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+
+
+def on_releases(*releases: str) -> Any:
+    """For tests in processes of their own, which take as long as the import of transformers: spread over lanes."""
+    installed = importlib.metadata.version("transformers")
+    return pytest.mark.skipif(installed not in releases, reason=f"runs with transformers {' and '.join(releases)}")
+
+
 HEAVY = ("torch", "transformers", "accelerate", "numpy")
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers import Trainer
 
+import shim
 from shim import compat
-from tests.fixtures import Lin, Rows, logits_of, make_args, make_trainer, oracle
+from tests.fixtures import Count, Lin, Rows, logits_of, make_args, make_trainer, oracle
 from tests.unit.test_cache_clear import TABLE
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,11 @@ def test_the_examples_of_ready_metrics_are_right():
     sentence = torch.tensor([[1, 2, 3, 4, 1, 2]])
     padded = torch.nn.functional.pad(sentence, (0, 2), value=-100)
     assert names["bleu"](SimpleNamespace(predictions=sentence, label_ids=padded)) == {"bleu": pytest.approx(1)}
+
+
+def test_the_table_of_an_estimate_is_what_it_prints():
+    trainer = make_trainer(Count(), model=Lin(wide=19_997), eval_rows=3000, per_device_eval_batch_size=50)
+    assert f"```\n{shim.estimate_eval_memory(trainer)}\n```" in README
 
 
 def test_the_table_names_every_value_of_cuda_cache_clear():
