@@ -72,6 +72,8 @@ def _run(options: Any, arguments: List[str]) -> None:
     from shim import running
 
     spools = options.spool_metrics or options.spool_directory is not None
+    if options.spool_directory is not None and not os.path.isdir(options.spool_directory):
+        _fail(f"there is no folder {options.spool_directory} to spool to.")
 
     def prepare() -> None:
         running.apply_or_leave()

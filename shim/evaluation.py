@@ -90,7 +90,7 @@ def _make_evaluation_loop(original: Callable[..., Any], patch: Any, legacy: bool
         if args.batch_eval_metrics or args.cuda_cache_clear is not None:
             evaluation = _Evaluation(self, legacy, clears_in_batch_mode, *positional, **keywords)
             return evaluation.run(lambda: original(self, *positional, **keywords))
-        forecast = None if legacy else _forecast(self, *positional, **keywords)
+        forecast = None if legacy or memory.is_told(self) else _forecast(self, *positional, **keywords)
         if forecast is None:
             return original(self, *positional, **keywords)
         with forecast.watching():
@@ -150,7 +150,7 @@ class _Evaluation:
         self._gather = _Gather(trainer, dataloader)
         self._collected: List[Any] = []
         self._batches = 0
-        keeps_all = not legacy and not trainer.args.batch_eval_metrics
+        keeps_all = not (legacy or trainer.args.batch_eval_metrics or memory.is_told(trainer))
         self._forecast = _forecast(trainer, dataloader, description, prediction_loss_only) if keeps_all else None
         self._shadows = list(self._stand_ins())
 

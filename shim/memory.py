@@ -146,14 +146,20 @@ class Forecast:
             self.shadow.take_off()
 
 
-_told: weakref.WeakSet[Any] = weakref.WeakSet()
+# Not a WeakSet: a Trainer may have an `__eq__` of its user's, and no hash.
+_told: Dict[int, weakref.ref[Any]] = {}
+
+
+def is_told(trainer: Any) -> bool:
+    """Whether there has been a forecast for this Trainer: there is one, at its first evaluation."""
+    known = _told.get(id(trainer))
+    return known is not None and known() is trainer
 
 
 def forecast_for(trainer: Any, dataloader: Any) -> Optional[Forecast]:
-    """A forecast for the first evaluation of each Trainer; None for those after it, or where nothing can be said."""
-    if trainer in _told:
-        return None
-    _told.add(trainer)
+    """A forecast; None where it is turned off, or the number of rows is not known."""
+    key = id(trainer)
+    _told[key] = weakref.ref(trainer, lambda _: _told.pop(key, None))
     rows = None if os.environ.get(WARNING_SETTING) == "0" else _rows_of(dataloader)
     return Forecast(trainer, rows) if rows else None
 
@@ -178,7 +184,7 @@ def _rows_of(dataloader: Any) -> Optional[int]:
     """How many rows there are to evaluate; None where that is not known."""
     try:
         return len(dataloader.dataset)
-    except (AttributeError, TypeError, NotImplementedError):
+    except Exception:  # whatever a data set's own `__len__` raises
         return None
 
 

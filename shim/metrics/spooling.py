@@ -82,7 +82,8 @@ class Spool(StreamingMetric):
 
     def reset(self) -> None:
         for field in self._fields.values():
-            field.close()
+            with contextlib.suppress(OSError):  # a full disk once more, and the file goes anyway
+                field.close()
         self._fields = {}
         self._batches = 0
         self._whole = self._folder = None

@@ -195,6 +195,23 @@ def elsewhere() -> Dict[str, Any]:
     }
 
 
+def spooling() -> Dict[str, Any]:
+    """What each rank writes, and what becomes of an error on the main one."""
+
+    def failing(eval_pred: Any) -> Dict[str, Any]:
+        raise ZeroDivisionError("on the main process")
+
+    spools = {"right": spool(checksum), "failing": spool(failing)}
+    found: Dict[str, Any] = {}
+    for name, metric in spools.items():
+        trainer = trainer_for("sized", 23, 4, Case(lambda metric=metric: metric))  # type: ignore[misc]
+        try:
+            found[name] = [computed(trainer.evaluate()), metric.bytes_written]
+        except (ZeroDivisionError, RuntimeError) as error:
+            found[name] = [type(error).__name__, str(error)]
+    return found
+
+
 def refusal() -> Dict[str, Any]:
     """States that torchmetrics gathers element by element, one for each row: 3 rows on 2 ranks."""
 

@@ -133,7 +133,7 @@ class Processes:
         evaluations = [name for name in SCENARIOS if not name.endswith("split") or EVAL_BATCH % cls.number == 0]
         if transformers.__version__ not in cls.metrics_with:
             return evaluations
-        return [*evaluations, *METRIC_SCENARIOS, "metrics_elsewhere", "metrics_refusal"]
+        return [*evaluations, *METRIC_SCENARIOS, "metrics_elsewhere", "metrics_spooling", "metrics_refusal"]
 
     def require(self, scenario):
         if scenario not in self.scenarios():
@@ -199,6 +199,17 @@ class Processes:
                 self.assertEqual(set(result), {"eval_accuracy", "eval_f1"})
                 for metric, value in result.items():
                     self.assertAlmostEqual(value, expected[metric], delta=1e-6, msg=metric)
+
+    def test_only_the_main_process_spools_and_its_error_ends_all(self):
+        self.require("metrics_spooling")
+        main, *others = (rank["metrics_spooling"] for rank in self.ranks)
+        self.assertEqual(main["right"][1], 23 * (CLASSES * 4 + 8))
+        self.assertEqual(main["failing"], ["ZeroDivisionError", "on the main process"])
+        for other in others:
+            self.assertEqual(other["right"], [main["right"][0], 0])
+            kind, message = other["failing"]
+            self.assertEqual(kind, "RuntimeError")
+            self.assertIn("failed there: ZeroDivisionError: on the main process", message)
 
     @parameterized.expand([(scenario,) for scenario in METRIC_SCENARIOS])
     def test_without_gathering_no_logits_go_from_rank_to_rank_and_each_row_is_on_one(self, scenario):

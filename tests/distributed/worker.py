@@ -84,7 +84,11 @@ def trainer_for(scenario: str, metric: Any, **options: Any) -> Any:
 
 def run(scenario: str) -> Dict[str, Any]:
     if scenario.startswith("metrics"):
-        others = {"metrics_refusal": metrics.refusal, "metrics_elsewhere": metrics.elsewhere}
+        others = {
+            "metrics_refusal": metrics.refusal,
+            "metrics_elsewhere": metrics.elsewhere,
+            "metrics_spooling": metrics.spooling,
+        }
         return others[scenario]() if scenario in others else metrics.run(scenario)
     metric = Failing() if scenario.endswith("failing") else Seen()
     options: Dict[str, Any] = {"model": RaggedWidths()} if scenario.endswith("ragged") else {}

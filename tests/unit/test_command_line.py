@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any, Dict, List
@@ -147,6 +149,7 @@ MISTAKES = {
     "a folder": (["run", "."], "is a folder"),
     "a missing module": (["run", "-m", "missing.module"], "there is no module missing.module"),
     "a package that is no program": (["run", "-m", "json"], "the package json has no __main__"),
+    "no folder to spool to": (["run", "--spool-directory", "missing", "setup.py"], "there is no folder missing"),
     "a wrong flag": (["run", "--spool", "x.py"], "--spool"),
     "a wrong flag of status": (["status", "--xml"], "unrecognized arguments: --xml"),
     "an unknown release": (["diff", "--for", "4.50.0"], "no patches for transformers 4.50.0"),
@@ -176,8 +179,18 @@ class Mistakes(TestCase):
         self.assertLessEqual(len(printed), 24)
         self.assertLessEqual(max(map(len, printed)), 100)
 
+    def test_an_unsupported_transformers_ends_the_program_where_it_is_imported(self):
+        folder = Path(tempfile.mkdtemp(prefix="shim-test-"))
+        (folder / "transformers").mkdir()
+        (folder / "transformers" / "__init__.py").write_text("__version__ = '4.30.0'")
+        (folder / "transformers" / "training_args.py").touch()
+        (folder / "program.py").write_text("print('before'); import transformers.training_args; print('after')")
+        done = python("-m", "shim", "run", "program.py", cwd=folder)
+        self.assertEqual((done.stdout, done.returncode), ("before\n", 2))
+        self.assertRegex(done.stderr, r"^shim: error: .* found 4.30.0: install transformers .*\n$")
+
     @pytest.mark.stock
-    def test_an_unsupported_transformers_is_told_by_run_and_by_status(self):
+    def test_an_unsupported_transformers_is_told_by_status(self):
         with mock.patch("transformers.__version__", "4.30.0"):
             for words in (["status"], ["status", "--json"]):
                 with self.assertRaises(SystemExit) as left:
@@ -217,6 +230,14 @@ class TestDiff:
         named = [patch.name for series in known_series() for patch in series.patches()]
         assert [line.strip() for line in listed if line.startswith(" ")] == named
         assert lines("diff", "--list", "--for", "4.40.1")[0] == "transformers-4.40 (4.40.0 to 4.40.2)"
+
+    def test_an_installed_wheel_has_the_patches_in_the_package(self, tmp_path):
+        skipped = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "shim", tmp_path / "shim", ignore=skipped)
+        shutil.copytree(ROOT / "patches", tmp_path / "shim" / "patches", ignore=skipped)
+        assert '\npatches = "shim/patches"\n' in (ROOT / "pyproject.toml").read_text()
+        done = python("-m", "shim", "diff", "--for", "4.39.0", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert done.stdout == "".join(patch.read_text() for patch in known_series()[0].patches())
 
     def test_git_am_takes_it_from_a_pipe(self, patched_tree, tmp_path, capsys):
         command_line.main(["diff"])

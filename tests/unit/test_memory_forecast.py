@@ -8,7 +8,7 @@ from unittest import TestCase, mock
 
 import pytest
 from parameterized import parameterized
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 import shim
 from shim import memory
@@ -188,6 +188,14 @@ class Warned(TestCase):
         trainer = make_trainer(Count())
         with mock.patch.object(memory, "_estimate", side_effect=ZeroDivisionError):
             self.assertEqual(told(trainer.evaluate), [])
+
+    def test_a_trainer_that_cannot_be_hashed_is_told_once_as_well(self):
+        class Equal(Trainer):
+            def __eq__(self, other: object) -> bool:
+                return True
+
+        trainer = make_trainer(Count(), cls=Equal)
+        self.assertEqual([len(told(trainer.evaluate)) for _ in range(2)], [1, 0])
 
     def test_memory_that_is_free_is_found_here(self):
         self.assertNotEqual(memory._free_host(), 0)
