@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.unit.test_import import run_fresh
+from tests.unit.test_import import on_releases, run_fresh
 
 
+@on_releases("4.40.0", "4.57.0", "5.0.0")
 def test_a_batched_evaluation_holds_a_twentieth_of_stocks_and_no_more_for_four_times_the_rows():
     grown = run_fresh(
         """
