@@ -217,11 +217,16 @@ def _estimate(trainer: Any, rows: int, kept: List[_Structure], longest: Dict[int
     def accumulated(steps: int) -> Held:
         return Held(2 * min(steps, batches) * batch, peak)
 
+    batched = Held(2 * batch, 0)
     unchanged = Held(peak, whole)  # it comes to RAM at the end
+    if getattr(args, "batch_eval_metrics", False):
+        unchanged = batched
+    elif args.eval_accumulation_steps:
+        unchanged = accumulated(args.eval_accumulation_steps)
     strategies = {
-        "as it is": accumulated(args.eval_accumulation_steps) if args.eval_accumulation_steps else unchanged,
+        "as it is": unchanged,
         "eval_accumulation_steps=1": accumulated(1),
-        "batch_eval_metrics=True": Held(2 * batch, 0),
+        "batch_eval_metrics=True": batched,
         "spool": Held(2 * batch, batch, whole),
     }
     if args.device.type == "cpu":  # where both are the same memory

@@ -82,6 +82,12 @@ class Estimate(TestCase):
         self.assertEqual(estimate.strategies["batch_eval_metrics=True"], memory.Held(0, 2 * 4 * ROW))
         self.assertEqual(estimate.strategies["spool"].disk, 1000 * ROW)
 
+    def test_as_it_is_follows_the_arguments(self):
+        for option, value in (("batch_eval_metrics", True), ("eval_accumulation_steps", 1)):
+            trainer = make_trainer(Count(), eval_rows=1000, **{option: value})
+            strategies = shim.estimate_eval_memory(trainer).strategies
+            self.assertEqual(strategies["as it is"], strategies[f"{option}={value}"])
+
     def test_the_table(self):
         text = str(shim.estimate_eval_memory(make_trainer(Count(), model=Lin(wide=5000), eval_rows=1000)))
         self.assertEqual(text.splitlines()[0], "1,000 rows, 19.6 KiB each")
