@@ -5,6 +5,7 @@ What is computed, and how states of several processes are combined, is theirs.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import copy
 import importlib
@@ -106,11 +107,11 @@ class _FromLibrary(StreamingMetric):
             self._move(self._device)
         self._update(*arguments)
 
-    def _move(self, device: torch.device) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _move(self, device: torch.device) -> None: ...
 
-    def _update(self, *arguments: Any) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _update(self, *arguments: Any) -> None: ...
 
 
 class _FromTorchmetrics(_FromLibrary):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from array import array
 from typing import Any, Callable, Dict, List, Optional
@@ -12,7 +13,7 @@ from transformers.trainer_pt_utils import find_batch_size
 from shim.metrics import ranks
 
 
-class StreamingMetric:
+class StreamingMetric(abc.ABC):
     """A metric that is updated with one batch after the other: subclass it, and write the three methods.
 
     An object of it is a `compute_metrics` for `batch_eval_metrics=True`, with the shim and with the option that
@@ -42,14 +43,15 @@ class StreamingMetric:
     _has_begun = False
     _is_partial = False
 
+    @abc.abstractmethod
     def reset(self) -> None:
         """Set the state to that of an evaluation that has seen no batch.
 
         The shim calls it when an evaluation begins. It is also called before the first batch, after the last, and
         after an exception: the state of an evaluation is not kept, as it may be as large as the set.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def update(self, eval_pred: Any) -> None:
         """Take one batch in; it has at least one row.
 
@@ -57,11 +59,10 @@ class StreamingMetric:
             eval_pred: `transformers.EvalPrediction`, with tensors on the device of the model (numpy arrays in an
                 ordinary evaluation).
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def compute(self) -> Dict[str, Any]:
         """The metrics over all batches since `reset`, by name; the Trainer adds its prefix (`eval_`)."""
-        raise NotImplementedError
 
     def from_all_ranks(self, state: Any) -> List[Any]:
         """The states that `compute` has to combine: that of each process, or the only one where batches are gathered.

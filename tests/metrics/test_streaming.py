@@ -210,3 +210,11 @@ def test_the_losses_of_a_batch_are_one_value_a_row():
     metric = per_sample_mean(lambda eval_pred: eval_pred.losses, name="mean_loss")
     metrics = without_timing(make_trainer(metric, batch_eval_metrics=True, **including("loss")).evaluate())
     assert metrics["eval_mean_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-6)
+
+
+def test_a_subclass_that_lacks_a_method_is_told_when_it_is_made():
+    class Half(StreamingMetric):
+        def reset(self) -> None: ...
+
+    with pytest.raises(TypeError, match=r"abstract.*compute.*update"):
+        Half()
