@@ -144,7 +144,7 @@ def native_options(trainer_class: Any) -> Dict[str, str]:
 
     Told from the code of the stock methods, also where the shim has wrapped them: `batch_eval_metrics` came in 4.41
     (https://github.com/huggingface/transformers/pull/28769), with a clear at each training step that 4.42 took out
-    (https://github.com/huggingface/transformers/pull/31372). Delete this with the shim.
+    (https://github.com/huggingface/transformers/issues/31372). Delete this with the shim.
     """
     loop = inspect.unwrap(trainer_class.evaluation_loop)
     step = set(inspect.unwrap(trainer_class.training_step).__code__.co_names)

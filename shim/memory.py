@@ -116,13 +116,10 @@ class Forecast:
     def conclude(self) -> None:
         """To be called when the first batch is through."""
         self._watch.is_over = True
-        told: List[str] = []
+        problem = None
         with contextlib.suppress(Exception):  # an evaluation never fails for what is only a forecast
-            estimate = _estimate(self._trainer, self._rows, self._watch.kept, {})
-            problem = _problem(self._trainer, estimate)
-            if problem is not None:
-                told.append(problem)
-        for problem in told:
+            problem = _problem(self._trainer, _estimate(self._trainer, self._rows, self._watch.kept, {}))
+        if problem is not None:
             warnings.warn(problem, stacklevel=6)
 
     @contextlib.contextmanager
