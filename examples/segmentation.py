@@ -90,10 +90,18 @@ class MeanIoU:
         return {"mean_iou": self._metric.compute()} if compute_result else None
 
 
+def segformer() -> Any:
+    """A small SegFormer with random weights."""
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    sizes = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 64, 128], "decoder_hidden_size": 64}
+    return SegformerForSemanticSegmentation(SegformerConfig(num_labels=CLASSES, **sizes))
+
+
 def evaluate(run: str) -> None:
     """In the process under observation: evaluate, and print when it began, when it ended, and the result."""
     import torch
-    from transformers import SegformerConfig, SegformerForSemanticSegmentation, Trainer, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     options = RUNS[run][1]
     if run == "batched":
@@ -101,11 +109,8 @@ def evaluate(run: str) -> None:
 
         shim.apply()
     torch.manual_seed(0)
-    model = SegformerForSemanticSegmentation(
-        SegformerConfig(num_labels=CLASSES, depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 64, 128], decoder_hidden_size=64)
-    )
     trainer = Trainer(
-        model,
+        segformer(),
         TrainingArguments(tempfile.mkdtemp(), per_device_eval_batch_size=BATCH, report_to=[], use_cpu=True, **options),
         eval_dataset=Tiles(),
         compute_metrics=MeanIoU(),

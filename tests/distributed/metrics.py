@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
-from unittest import mock
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 import torch.distributed
@@ -36,6 +34,7 @@ from tests.fixtures import (
     make_trainer,
     without_timing,
 )
+from tests.gathers import handed_to_gather
 
 # A transformers with the patches of patches/ knows nothing of `gather = False`. Ask where the shim is not applied.
 ALWAYS_GATHERS = compat.has_both_options(TrainingArguments)
@@ -141,24 +140,6 @@ def trainer_for(kind: str, rows: int, batch: int, case: Case, **options: Any) ->
     )
 
 
-@contextlib.contextmanager
-def shapes_handed_to_gather() -> Iterator[List[List[int]]]:
-    shapes: List[List[int]] = []
-
-    def recording(gather: Any) -> Any:
-        def recorded(output: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            shapes.append(list(tensor.shape))
-            return gather(output, tensor, *args, **kwargs)
-
-        return recorded
-
-    with contextlib.ExitStack() as stack:
-        for name in ("all_gather", "all_gather_into_tensor"):
-            for module in (torch.distributed, torch.distributed.distributed_c10d):
-                stack.enter_context(mock.patch.object(module, name, recording(getattr(module, name))))
-        yield shapes
-
-
 def run(scenario: str) -> Dict[str, Any]:
     _, kind, rows, batch = scenario.split("_")
     logging.disable(logging.WARNING)
@@ -167,9 +148,9 @@ def run(scenario: str) -> Dict[str, Any]:
         if name == "boxes" and (kind in ("stream", "dispatched") or ALWAYS_GATHERS):
             continue  # accelerate sends lists of labels from rank to rank wrongly, or fails
         trainer = trainer_for(kind, int(rows), int(batch), case)
-        with shapes_handed_to_gather() as shapes:
+        with handed_to_gather() as handed:
             results = [computed(trainer.evaluate()) for _ in range(2)]
-        found[name] = {"results": results, "dimensions": max(map(len, shapes))}
+        found[name] = {"results": results, "dimensions": max(len(shape) for shape, _ in handed)}
     return found
 
 

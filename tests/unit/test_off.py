@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from typing import Any, Callable
 from unittest import TestCase
 
 import pytest
@@ -12,34 +9,10 @@ import torch
 from parameterized import parameterized
 
 import shim
+from tests.calls import added_calls
 from tests.fixtures import Count, Keeping, Rows, make_trainer, with_evaluation_every_step, without_timing
 
 pytestmark = pytest.mark.stock
-
-
-def calls_of(work: Callable[[], Any]) -> int:
-    """Python and C calls that `work` makes."""
-    counter: Counter = Counter()
-
-    def profile(frame: Any, event: str, arg: Any) -> None:
-        if event in ("call", "c_call"):
-            counter[event] += 1
-
-    sys.setprofile(profile)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return sum(counter.values())
-
-
-def added_calls(work: Callable[[], Any]) -> int:
-    """What the shim adds to `work` when it is applied and off: the least of several runs, for noise only adds."""
-    work()
-    stock = min(calls_of(work) for _ in range(3))
-    with shim.applied():
-        work()
-        return min(calls_of(work) for _ in range(3)) - stock
 
 
 class Cost(TestCase):
