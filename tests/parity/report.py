@@ -9,6 +9,7 @@ from typing import Any, Dict, List
 from packaging.version import Version
 
 from patches.series import known_series
+from tests.markdown import with_made
 from tests.parity.differences import DIFFERENCES
 from tests.parity.matrix import Disagreement, Records
 from tests.parity.scenarios import NATIVE, PATCH, SCENARIOS, SHIM, STOCK
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "parity.json"
 PAGE = ROOT / "docs" / "parity.md"
 README = ROOT / "README.md"
-BEGIN, END = "<!-- made by tests/parity/report.py -->", "<!-- end of what is made -->"
+BEGIN = "<!-- made by tests/parity/report.py -->"
 REFRESH = "tox run -e LANE -- tests/parity --refresh-parity"
 
 Result = Dict[str, Dict[str, List[int]]]  # implementation -> group -> [scenarios as in the contract, scenarios offered]
@@ -73,13 +74,7 @@ def record(release: str, result: Result) -> None:
     ordered = {release: results[release] for release in sorted(results, key=Version)}
     RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
     PAGE.write_text(page(ordered))
-    README.write_text(with_table(README.read_text(), support_table(ordered)))
-
-
-def with_table(text: str, table: str) -> str:
-    """`text` with what stands between the two marks replaced."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}"
+    README.write_text(with_made(README.read_text(), BEGIN, support_table(ordered)))
 
 
 def support_table(results: Dict[str, Result]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from patches.series import SeriesError, installed_release, series_for
+from tests.markdown import with_made
 from tests.parity import report
 from tests.parity.differences import announced
 from tests.parity.matrix import Disagreement, disagreements, run_all, unannounced, unexpectedly_alike
@@ -104,5 +105,5 @@ def test_every_lane_has_a_recorded_result():
 def test_the_tables_are_made_from_the_recorded_results():
     results = report.recorded_results()
     readme = report.README.read_text()
-    assert report.with_table(readme, report.support_table(results)) == readme, f"stale table: {report.REFRESH}"
+    assert with_made(readme, report.BEGIN, report.support_table(results)) == readme, f"stale table: {report.REFRESH}"
     assert report.PAGE.read_text() == report.page(results), f"stale page: {report.REFRESH}"
