@@ -1,7 +1,7 @@
 """The ways to evaluate that are compared, and what is evaluated.
 
 The model is the cheapest there is for its 20,000 logits, and its loss adds nothing to their memory: what is measured is
-the evaluation. The metric is accuracy, one object for all ways.
+the evaluation. The metric is accuracy, for all ways.
 """
 
 from __future__ import annotations
