@@ -58,7 +58,7 @@ def applied(work: Callable[[], float]) -> Callable[[], float]:
 
 
 def evaluation_of(batches: int) -> Callable[[], Any]:
-    """An evaluation of so many batches, of a Trainer that has evaluated before."""
+    """An evaluation of so many batches, by a Trainer of its own."""
     trainer = make_trainer(Count(), eval_rows=EVAL_BATCH * batches)
     loader = trainer.get_eval_dataloader()
     return lambda: trainer.evaluation_loop(loader, "Evaluation")
@@ -130,7 +130,7 @@ def measure() -> Dict[str, Any]:
     for _ in progress("import and apply", IMPORTS, range(IMPORTS)):
         imports.append(output_of("-c", IMPORTING))
     milliseconds = [round(1000 * statistics.median(seconds), 1) for seconds in zip(*imports)]
-    print("off: a minute or so", file=sys.stderr, flush=True)
+    print("off: two minutes or so", file=sys.stderr, flush=True)
     return {**output_of("-m", "benchmarks.off"), "milliseconds": dict(zip(("import", "apply"), milliseconds))}
 
 
