@@ -15,13 +15,13 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
-from accelerate.data_loader import IterableDatasetShard
+from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
 from accelerate.utils import recursively_apply
 from transformers.trainer import Trainer
 from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalPrediction, denumpify_detensorize
 
-from shim import cache, compat, memory
+from shim import bypass, cache, compat, memory
 from shim.nested import tensors
 from shim.shadow import Shadow
 
@@ -57,7 +57,9 @@ def _check_before_making(signature: inspect.Signature, trainer: Any, positional:
     args, compute_metrics = given.get("args"), given.get("compute_metrics")
     if args is None:
         return
-    cache.policy_of(args)
+    policy = cache.policy_of(args)
+    if args.batch_eval_metrics or policy is not None:
+        bypass.warn_of_bypass(type(trainer), Trainer, args)
     if args.batch_eval_metrics and compute_metrics is not None:
         _require_compute_result(compute_metrics)
 
@@ -74,8 +76,8 @@ def _require_compute_result(compute_metrics: Callable[..., Any]) -> None:
         raise ValueError(
             "With batch_eval_metrics=True, compute_metrics is called as compute_metrics(eval_pred, compute_result): "
             "once per batch to update its sums, with compute_result=True on the last batch to return the metrics. "
-            f"Found {name}({', '.join(parameters)}): give it a parameter compute_result, or set "
-            "batch_eval_metrics=False."
+            f"Found {name}({', '.join(parameters)}): give it a parameter compute_result, let "
+            f"shim.metrics.spool({name}) keep the logits on disk for it, or set batch_eval_metrics=False."
         )
 
 
@@ -476,7 +478,31 @@ class _Gather:
 
     def share(self, rows: Optional[int]) -> _Share:
         """This process's share of the batch that is being evaluated: so many rows."""
-        return _Share(rows, self._remainder(), self._accelerator.num_processes, self._accelerator.process_index)
+        remainder = self._remainder()
+        samples = rows if remainder is None else self._samples_of_share() or rows
+        share = _Share(rows, samples, remainder, self._accelerator.num_processes, self._accelerator.process_index)
+        if share.mixes_repetitions_with_others:
+            warnings.warn(
+                f"The collator or model makes {rows} rows of {samples} samples, so that those of the samples that were "
+                f"repeated to fill up the last batch cannot be told from the others of their process: the metrics "
+                f"count some of them twice. Give the set a length that {samples} (per_device_eval_batch_size) divides.",
+                stacklevel=2,
+            )
+        return share
+
+    def _samples_of_share(self) -> Optional[int]:
+        """How many samples a share of the last batch has; None where that is known from its rows only.
+
+        Collators and models may make several rows of a sample: those of preference pairs stack the chosen answers and
+        the rejected ones.
+        """
+        if self._stream is not None:
+            return int(self._shard.batch_size) // (self._shard.num_processes if self._shard.split_batches else 1)
+        loader = self._accelerator.gradient_state.active_dataloader
+        sampler = getattr(loader, "batch_sampler", None)
+        if not isinstance(sampler, BatchSamplerShard) or not sampler.even_batches or sampler.batch_size is None:
+            return None
+        return int(sampler.batch_size) // (sampler.num_processes if sampler.split_batches else 1)
 
     def __call__(self, nested: Any, share: _Share) -> Any:
         """Gather a nested structure of tensors, in the model's own structure; None stays None."""
@@ -525,9 +551,11 @@ class _Share(NamedTuple):
     """One process's share of a batch. All processes have shares of the same size, filled up with repetitions."""
 
     rows: Optional[int]
-    """The samples in it, where the outputs or inputs tell."""
+    """The rows in it, where the outputs or inputs tell."""
+    samples: Optional[int]
+    """The samples that these were made of: as many, as a rule."""
     remainder: Optional[int]
-    """Rows of the gathered batch that are no repetition, where it has any repetitions; else None."""
+    """Samples of the gathered batch that are no repetition, where it has any repetitions; else None."""
     processes: int
     rank: int
 
@@ -535,21 +563,51 @@ class _Share(NamedTuple):
         """The gathered batch without the repetitions; tensors that do not have a row per sample stay as they are."""
         if self.remainder is None:
             return gathered
-        total = None if self.rows is None else self.rows * self.processes
-        return recursively_apply(
-            lambda tensor: tensor[: self.remainder] if total in (None, len(tensor)) else tensor, gathered
-        )
+        if self.samples is None:
+            return recursively_apply(lambda tensor: tensor[: self.remainder], gathered)
+        return recursively_apply(self._without_repetitions, gathered)
+
+    def _without_repetitions(self, tensor: torch.Tensor) -> torch.Tensor:
+        shares = [len(tensor) // self.processes] * self.processes
+        if not self._is_made_of_samples(shares[0]) or sum(shares) != len(tensor):
+            return tensor
+        return torch.cat([part[: self._kept(rank, len(part))] for rank, part in enumerate(tensor.split(shares))])
 
     def own_rows(self, nested: Any) -> Any:
         """This process's share without the repetitions: none of it may be left."""
-        if self.remainder is None or self.rows is None:
+        if self.remainder is None or self.samples is None:
             return nested
-        kept = min(max(self.remainder - self.rank * self.rows, 0), self.rows)
-        if isinstance(nested, list) and len(nested) == self.rows and all(map(_is_record, nested)):
-            return nested[:kept]
-        return recursively_apply(
-            lambda tensor: tensor[:kept] if tensor.ndim and len(tensor) == self.rows else tensor, nested
-        )
+        if isinstance(nested, list) and len(nested) == self.samples and all(map(_is_record, nested)):
+            return nested[: self._kept(self.rank, self.samples)]
+        return recursively_apply(self._own_rows, nested)
+
+    def _own_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.ndim or not self._is_made_of_samples(len(tensor)):
+            return tensor
+        return tensor[: self._kept(self.rank, len(tensor))]
+
+    def _is_made_of_samples(self, rows: int) -> bool:
+        return rows == self.samples or (rows == self.rows and self._has_more_rows)
+
+    @property
+    def _has_more_rows(self) -> bool:
+        if not self.rows or not self.samples:
+            return False
+        return self.rows != self.samples and self.rows % self.samples == 0
+
+    def _kept(self, rank: int, rows: int) -> int:
+        """How many of its rows are no repetition. Which row is whose is only known of one row a sample."""
+        assert self.remainder is not None
+        assert self.samples is not None
+        kept = min(max(self.remainder - rank * self.samples, 0), self.samples)
+        return kept if rows == self.samples else rows * bool(kept)
+
+    @property
+    def mixes_repetitions_with_others(self) -> bool:
+        """Whether some process has repetitions among its rows, and nothing tells which."""
+        if self.processes == 1 or not self.remainder or not self.samples:
+            return False
+        return self._has_more_rows and self.remainder % self.samples > 0
 
 
 class _CountedStream:

@@ -46,8 +46,10 @@ class Patch:
         current = vars(self._owner).get(self._name)
         if current is self._wrapper:
             return "ours"
+        # wrapt's wrappers show the attributes of what they wrap; the function that wraps is kept in this one.
+        theirs = getattr(current, "_self_wrapper", current)
         # Not `__module__`: functools.wraps copies that one.
-        module: str = getattr(current, "__globals__", {}).get("__name__", type(current).__module__)
+        module: str = getattr(theirs, "__globals__", {}).get("__name__", type(theirs).__module__)
         if self.active:
             return f"ours, wrapped since by {module}"
         is_of_the_owners_package = module.split(".")[0] == self._owner.__module__.split(".")[0]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 import sys
-from types import CodeType
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
-from shim import compat, patching
+from shim import bypass, compat, patching
 
 _ADDED = {
     "batch_eval_metrics": "one contract for any loader, any place and number of processes",
     "cuda_cache_clear": "when the cache of args.device is emptied",
 }
-# What a subclass of Trainer has to pass on to `super()` for the options to work in it.
-_PASSED_ON = (*compat.EVALUATION_LOOPS, "training_step")
 
 
 class Status(NamedTuple):
@@ -68,7 +64,7 @@ def status() -> Status:
         problem=problem,
         options=_options(trainer) if known else {},
         patches=patching.places() if known else {},
-        bypassing=list(_bypassing(trainer)) if known else [],
+        bypassing=bypass.bypassing_methods_below(trainer) if known else [],
     )
 
 
@@ -83,20 +79,6 @@ def _options(trainer: Any) -> Dict[str, Dict[str, str]]:
     return {
         option: {"native": native, "shim": _ADDED[option]} for option, native in compat.native_options(trainer).items()
     }
-
-
-def _bypassing(cls: Any) -> Iterator[str]:
-    for subclass in cls.__subclasses__():
-        for name in _PASSED_ON:
-            code = getattr(inspect.unwrap(vars(subclass).get(name, _bypassing)), "__code__", None)
-            if name in vars(subclass) and code is not None and not _mentions(code, name):
-                yield f"{subclass.__module__}.{subclass.__qualname__}.{name}"
-        yield from _bypassing(subclass)
-
-
-def _mentions(code: CodeType, name: str) -> bool:
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return name in code.co_names or any(_mentions(constant, name) for constant in inner)
 
 
 def _columns(rows: Dict[str, str]) -> List[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
@@ -215,4 +216,61 @@ def refusal() -> Dict[str, Any]:
             found[str(gather)] = trainer.evaluate()["eval_ByRow"]
         except ValueError as error:
             found[str(gather)] = str(error)
+    return found
+
+
+class Numbers(Rows):
+    """Rows that are their own numbers."""
+
+    def __getitem__(self, index: int) -> Dict[str, torch.Tensor]:
+        return {**super().__getitem__(index), "x": torch.tensor([float(index)])}
+
+
+class Echo(torch.nn.Module):
+    """The logits are the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor, labels: Any = None) -> Dict[str, torch.Tensor]:
+        return {"loss": (self.weight * x).mean(), "logits": self.weight * x}
+
+
+def stacked_pairs(samples: Any) -> Dict[str, torch.Tensor]:
+    """As the collators of preference data do it: first all rows that were chosen, then all rejected ones."""
+    x, labels = (torch.stack([sample[name] for sample in samples]) for name in ("x", "labels"))
+    return {"x": torch.cat([x, x + 0.5]), "labels": torch.cat([labels, labels])}
+
+
+class RowsSeen(StreamingMetric):
+    """Which rows the metric has got, on all ranks together."""
+
+    def __init__(self, gather: bool) -> None:
+        self.gather = gather
+        super().__init__()
+
+    def reset(self) -> None:
+        self.seen: List[float] = []
+
+    def update(self, eval_pred: Any) -> None:
+        self.seen += eval_pred.predictions.flatten().tolist()
+
+    def compute(self) -> Dict[str, Any]:
+        of_ranks = [self.seen] if self.gather else self.from_all_ranks(self.seen)
+        return {"seen": [row for rows in of_ranks for row in rows]}
+
+
+def pairs(scenario: str) -> Dict[str, Any]:
+    """What is seen, and said, of a set whose collator makes two rows of each sample."""
+    _, kind, rows = scenario.split("_")
+    case = Case(label, Echo, Numbers, {"data_collator": stacked_pairs})
+    found: Dict[str, Any] = {}
+    for gather in (True, False):
+        trainer = trainer_for(kind, int(rows), 4, case._replace(metric=lambda gather=gather: RowsSeen(gather)))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            seen = trainer.evaluate()["eval_seen"]
+        said = [str(warning.message) for warning in caught if "cannot be told" in str(warning.message)]
+        found[str(gather)] = {"seen": sorted(seen), "said": said}
     return found

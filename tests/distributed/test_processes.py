@@ -62,6 +62,9 @@ METRIC_SCENARIOS = [
     *("metrics_sized_1_2", "metrics_sharded_1_2", "metrics_stream_2_2"),
 ]
 
+# Collators that make two rows of a sample. The first have no repetition in a share with other rows, the last has.
+PAIRED = ["pairs_sized_8", "pairs_sized_12", "pairs_sharded_12", "pairs_sharded_4", "pairs_sized_10"]
+
 
 def expected_metrics(rows: int) -> Dict[str, float]:
     """What one process gets that sees the whole set at once."""
@@ -249,6 +252,30 @@ class ThreeProcesses(Processes, TestCase):
 @on_releases("4.39.3", "5.12.1")
 class TwoProcessesOfAccelerateLaunch(Processes, TestCase):
     launcher = "accelerate launch"
+
+
+@on_releases("4.39.3", "5.24.0")
+class TwoRowsOfASample(TestCase):
+    @classmethod
+    def setUpClass(cls):
+        directory = Path(tempfile.mkdtemp(prefix="shim-test-"))
+        done = launched("torchrun", 2, str(directory), *PAIRED)
+        assert done.returncode == 0, done.stderr[-4000:]
+        cls.ranks = [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+    @parameterized.expand([(scenario, gather) for scenario in PAIRED for gather in ("True", "False")])
+    def test_no_row_is_lost_and_each_counts_once_unless_a_warning_says_so(self, scenario, gather):
+        if metric_scenarios.ALWAYS_GATHERS:
+            self.skipTest("the patches count rows, as stock does: README.md, Limits")
+        every = sorted(number + half for number in range(int(scenario.split("_")[2])) for half in (0, 0.5))
+        for rank in self.ranks:
+            found = rank[scenario][gather]
+            if scenario == "pairs_sized_10":
+                self.assertEqual(sorted(set(found["seen"])), every)
+                self.assertEqual(len(found["seen"]), 24)  # the two samples that fill up the first process's four
+                self.assertIn("8 rows of 4 samples", found["said"][0])
+            else:
+                self.assertEqual((found["seen"], found["said"]), (every, []))
 
 
 @on_releases("4.40.0", "5.0.0")

@@ -83,6 +83,8 @@ def trainer_for(scenario: str, metric: Any, **options: Any) -> Any:
 
 
 def run(scenario: str) -> Dict[str, Any]:
+    if scenario.startswith("pairs"):
+        return metrics.pairs(scenario)
     if scenario.startswith("metrics"):
         others = {
             "metrics_refusal": metrics.refusal,

@@ -1,0 +1,143 @@
+"""Trainers of other libraries train and evaluate the same with the shim off and on, and the options work in them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple
+from unittest import TestCase
+
+import pytest
+import torch
+from parameterized import parameterized
+
+import shim
+from tests.ecosystem import tiny, trainers
+from tests.fixtures import EVAL_BATCH, once, without_timing
+from tests.unit.test_cache_clear import device_called
+
+pytestmark = pytest.mark.stock
+
+
+class Case(NamedTuple):
+    library: str
+    make: Callable[..., Any]
+    takes_metrics: bool = True
+    rows_of_a_sample: int = 1
+
+
+CASES = {
+    "sft": Case("trl", trainers.sft),
+    "dpo": Case("trl", trainers.dpo, rows_of_a_sample=trainers.ROWS_OF_A_PREFERENCE),
+    "reward": Case("trl", trainers.reward, rows_of_a_sample=trainers.ROWS_OF_A_PREFERENCE),
+    "lora": Case("peft", trainers.lora),
+    "sentence_transformer": Case("sentence_transformers", trainers.sentence_transformer, takes_metrics=False),
+    "cross_encoder": Case("sentence_transformers", trainers.cross_encoder, takes_metrics=False),
+}
+WITH_METRICS = [name for name, case in CASES.items() if case.takes_metrics]
+OPTIONS = {
+    "off": {},
+    "batches": {"batch_eval_metrics": True},
+    "never": {"batch_eval_metrics": True, "cuda_cache_clear": "never"},
+    "always": {"batch_eval_metrics": True, "cuda_cache_clear": "always"},
+}
+SUMS = ("rows", "counted", "total", "right")
+
+
+class Sums:
+    """Sums that are the same whether they come by batch or at the end."""
+
+    def __init__(self) -> None:
+        self.flags: List[bool] = []
+        self.reset()
+
+    def reset(self) -> None:
+        self.rows = self.counted = self.total = self.right = 0
+
+    def __call__(self, eval_pred: Any, compute_result: bool = True) -> Dict[str, float]:
+        self.flags.append(compute_result)
+        predictions = torch.as_tensor(eval_pred.predictions)
+        self.rows += len(predictions)
+        labels = eval_pred.label_ids
+        if isinstance(labels, tuple):  # trl's rewards have none
+            counted = torch.ones(len(predictions), dtype=torch.bool)
+        else:
+            labels = torch.as_tensor(labels)
+            counted = labels != -100
+            if predictions.ndim > labels.ndim:
+                self.right += int((predictions.argmax(-1) == labels)[counted].sum())
+        self.counted += int(counted.sum())
+        self.total += float(predictions[counted].double().sum())
+        result = {name: getattr(self, name) for name in SUMS}
+        if compute_result:
+            self.reset()
+        return result
+
+
+def require(name: str) -> Case:
+    case = CASES[name]
+    if not trainers.has(case.library):
+        pytest.skip(f"{case.library} is not installed")
+    if name == "cross_encoder" and not trainers.has_cross_encoder_trainer():
+        pytest.skip("this sentence-transformers has no CrossEncoderTrainer yet (it came with 4.0)")
+    return case
+
+
+def made(name: str, **options: Any) -> Any:
+    """With a metric where one can be given: trl 0.8's RewardTrainer brings one otherwise, which sees the whole set."""
+    case = require(name)
+    return case.make(Sums(), **options) if case.takes_metrics else case.make(**options)
+
+
+def history(trainer: Any) -> List[Dict[str, Any]]:
+    """What two steps and their evaluations have logged."""
+    trainer.train()
+    return [without_timing(entry) for entry in trainer.state.log_history]
+
+
+def without_sums(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    sums = {f"eval_{name}" for name in SUMS}
+    return [{name: value for name, value in entry.items() if name not in sums} for entry in entries]
+
+
+class Losses(TestCase):
+    @parameterized.expand([(name, options) for name in CASES for options in OPTIONS])
+    def test_are_the_same_with_the_shim_and_its_options(self, name, options):
+        expected = without_sums(history(made(name)))
+        assert {"loss", "eval_loss"} <= {key for entry in expected for key in entry}
+        with shim.applied():
+            self.assertEqual(without_sums(history(made(name, **OPTIONS[options]))), expected)
+
+    @parameterized.expand([(name,) for name in CASES])
+    def test_clears_come_in_each_training_step_and_evaluation_batch(self, name):
+        with shim.applied(), device_called("cuda") as clears:
+            history(made(name, cuda_cache_clear="always"))
+        self.assertEqual(len(clears), 2 + 2 * -(-tiny.EVALUATED // EVAL_BATCH))
+
+
+class Metrics(TestCase):
+    @parameterized.expand([(name,) for name in WITH_METRICS])
+    def test_batch_by_batch_are_those_at_the_end(self, name):
+        case = require(name)
+        # stock loses rows of pairs where the last batch is not full: see the next test
+        rows = tiny.EVALUATED if case.rows_of_a_sample == 1 else 3 * EVAL_BATCH
+        expected = [entry for entry in history(case.make(Sums(), rows=rows)) if "eval_total" in entry]
+        metric = Sums()
+        with shim.applied():
+            found = history(case.make(metric, rows=rows, batch_eval_metrics=True))
+        self.assertEqual(metric.flags, 2 * once(3))
+        for by_batch, at_the_end in zip([entry for entry in found if "eval_total" in entry], expected):
+            self.assertEqual(set(by_batch), set(at_the_end))
+            self.assertEqual(by_batch, pytest.approx(at_the_end, rel=1e-6))
+
+    @parameterized.expand([(name,) for name in WITH_METRICS])
+    def test_all_rows_count_also_those_of_a_last_batch_that_is_not_full(self, name):
+        case = require(name)
+        stock = case.make(Sums()).evaluate()
+        with shim.applied():
+            found = case.make(Sums(), batch_eval_metrics=True).evaluate()
+        if name == "dpo" and case.rows_of_a_sample == 1:
+            self.assertEqual(found["eval_rows"], 2 * 3)  # two numbers a batch, in trl 0.8
+            return
+        self.assertEqual(found["eval_rows"], tiny.EVALUATED * case.rows_of_a_sample)
+        # accelerate takes the two samples of the last batch for two rows
+        lost = 0 if case.rows_of_a_sample == 1 else 2
+        self.assertEqual(stock["eval_rows"], found["eval_rows"] - lost)
