@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any, Callable, Dict, List, NamedTuple
 from unittest import TestCase
 
@@ -18,19 +19,18 @@ pytestmark = pytest.mark.stock
 
 
 class Case(NamedTuple):
-    library: str
     make: Callable[..., Any]
     takes_metrics: bool = True
     rows_of_a_sample: int = 1
 
 
 CASES = {
-    "sft": Case("trl", trainers.sft),
-    "dpo": Case("trl", trainers.dpo, rows_of_a_sample=trainers.ROWS_OF_A_PREFERENCE),
-    "reward": Case("trl", trainers.reward, rows_of_a_sample=trainers.ROWS_OF_A_PREFERENCE),
-    "lora": Case("peft", trainers.lora),
-    "sentence_transformer": Case("sentence_transformers", trainers.sentence_transformer, takes_metrics=False),
-    "cross_encoder": Case("sentence_transformers", trainers.cross_encoder, takes_metrics=False),
+    "sft": Case(trainers.sft),
+    "dpo": Case(trainers.dpo, rows_of_a_sample=trainers.ROWS_OF_A_PREFERENCE),
+    "reward": Case(trainers.reward, rows_of_a_sample=trainers.ROWS_OF_A_PREFERENCE),
+    "lora": Case(trainers.lora),
+    "sentence_transformer": Case(trainers.sentence_transformer, takes_metrics=False),
+    "cross_encoder": Case(trainers.cross_encoder, takes_metrics=False),
 }
 WITH_METRICS = [name for name, case in CASES.items() if case.takes_metrics]
 OPTIONS = {
@@ -74,8 +74,6 @@ class Sums:
 
 def require(name: str) -> Case:
     case = CASES[name]
-    if not trainers.has(case.library):
-        pytest.skip(f"{case.library} is not installed")
     if name == "cross_encoder" and not trainers.has_cross_encoder_trainer():
         pytest.skip("this sentence-transformers has no CrossEncoderTrainer yet (it came with 4.0)")
     return case
@@ -112,6 +110,19 @@ class Losses(TestCase):
             history(made(name, cuda_cache_clear="always"))
         self.assertEqual(len(clears), 2 + 2 * -(-tiny.EVALUATED // EVAL_BATCH))
 
+    @pytest.mark.skipif(not importlib.util.find_spec("setfit"), reason="setfit is not installed")
+    def test_setfit_trains_and_predicts_the_same_with_the_shim(self):
+        def outcome():
+            trainer = trainers.setfit_classifier()
+            trainer.train()
+            logged = [without_timing(entry) for entry in trainer.st_trainer.state.log_history]
+            return trainer.evaluate(), [{k: v for k, v in entry.items() if "loss" in k} for entry in logged]
+
+        expected = outcome()
+        self.assertEqual(len(expected[1]), 5)
+        with shim.applied():
+            self.assertEqual(outcome(), expected)
+
 
 class Metrics(TestCase):
     @parameterized.expand([(name,) for name in WITH_METRICS])
@@ -141,3 +152,8 @@ class Metrics(TestCase):
         # accelerate takes the two samples of the last batch for two rows
         lost = 0 if case.rows_of_a_sample == 1 else 2
         self.assertEqual(stock["eval_rows"], found["eval_rows"] - lost)
+
+    @pytest.mark.skipif(trainers.stacks_preferences(), reason="trl brings no metric of its own any more")
+    def test_a_librarys_own_metric_that_sees_the_whole_set_is_named_with_the_remedies(self):
+        with shim.applied(), pytest.raises(ValueError, match=r"Found compute_accuracy\(eval_pred\).*metrics\.spool"):
+            trainers.reward(batch_eval_metrics=True)

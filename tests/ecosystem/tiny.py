@@ -98,6 +98,10 @@ def sentences(rows: int) -> Dataset:
     return Dataset.from_dict({"text": texts(rows)})
 
 
+def tokens(rows: int) -> Dataset:
+    return Dataset.from_dict({"input_ids": tokenizer()(texts(rows))["input_ids"]})
+
+
 def preferences(rows: int) -> Dataset:
     return Dataset.from_dict({"prompt": texts(rows), "chosen": texts(rows, 1), "rejected": texts(rows, 2)})
 
@@ -107,6 +111,10 @@ def pairs(rows: int) -> Dataset:
     return Dataset.from_dict(
         {"one": texts(rows), "other": texts(rows, 3), "label": [float(row % 2) for row in range(rows)]}
     )
+
+
+def labelled(rows: int) -> Dataset:
+    return Dataset.from_dict({"text": texts(rows), "label": [row % 2 for row in range(rows)]})
 
 
 def classified(rows: int, labels: int) -> Dataset:

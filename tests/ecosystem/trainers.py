@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 from typing import Any, Callable, Dict, Optional
 
 import torch
-from transformers import DataCollatorWithPadding, Trainer
+from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding, Trainer
 
 from tests.ecosystem import tiny
 from tests.fixtures import make_args, with_evaluation_every_step
 
 CLASSES = 3
-
-
-def has(library: str) -> bool:
-    return importlib.util.find_spec(library) is not None
 
 
 def has_cross_encoder_trainer() -> bool:
@@ -26,7 +21,7 @@ def has_cross_encoder_trainer() -> bool:
 
 def stacks_preferences() -> bool:
     """Whether trl's collators make two rows of a preference, the chosen answer's and the rejected one's."""
-    return has("trl") and hasattr(importlib.import_module("trl"), "SFTConfig")
+    return hasattr(importlib.import_module("trl"), "SFTConfig")
 
 
 ROWS_OF_A_PREFERENCE = 2 if stacks_preferences() else 1
@@ -119,6 +114,18 @@ def lora(compute_metrics: Optional[Callable[..., Any]] = None, rows: int = tiny.
     )
 
 
+def causal(compute_metrics: Optional[Callable[..., Any]] = None, rows: int = tiny.EVALUATED, **options: Any) -> Any:
+    """The stock Trainer over a causal language model."""
+    return Trainer(
+        model=tiny.causal_model(),
+        args=make_args(**_training(**options)),
+        train_dataset=tiny.tokens(tiny.TRAINED),
+        eval_dataset=tiny.tokens(rows),
+        data_collator=DataCollatorForLanguageModeling(tiny.tokenizer(), mlm=False),
+        compute_metrics=compute_metrics,
+    )
+
+
 def sentence_transformer(rows: int = tiny.EVALUATED, **options: Any) -> Any:
     from sentence_transformers import (
         SentenceTransformer,
@@ -152,4 +159,33 @@ def cross_encoder(rows: int = tiny.EVALUATED, **options: Any) -> Any:
         train_dataset=tiny.pairs(tiny.TRAINED),
         eval_dataset=tiny.pairs(rows),
         loss=BinaryCrossEntropyLoss(model),
+    )
+
+
+def setfit_classifier(rows: int = tiny.EVALUATED) -> Any:
+    """setfit's Trainer, which is none of transformers: one of sentence-transformers works within."""
+    from sentence_transformers import SentenceTransformer
+    from setfit import SetFitModel, TrainingArguments
+    from setfit import Trainer as SetFitTrainer
+    from sklearn.linear_model import LogisticRegression
+
+    def accuracy(predictions: Any, labels: Any) -> Dict[str, float]:
+        return {"accuracy": float((torch.as_tensor(predictions) == torch.as_tensor(labels)).float().mean())}
+
+    torch.manual_seed(0)
+    body = SentenceTransformer(tiny.encoder_directory(), device="cpu")
+    return SetFitTrainer(
+        model=SetFitModel(model_body=body, model_head=LogisticRegression()),
+        args=TrainingArguments(
+            output_dir=make_args().output_dir,
+            batch_size=4,
+            max_steps=2,
+            logging_steps=1,
+            eval_strategy="steps",
+            eval_steps=1,
+            report_to="none",
+        ),
+        train_dataset=tiny.labelled(tiny.TRAINED),
+        eval_dataset=tiny.labelled(rows),
+        metric=accuracy,
     )
