@@ -568,10 +568,11 @@ class _Share(NamedTuple):
         return recursively_apply(self._without_repetitions, gathered)
 
     def _without_repetitions(self, tensor: torch.Tensor) -> torch.Tensor:
-        shares = [len(tensor) // self.processes] * self.processes
-        if not self._is_made_of_samples(shares[0]) or sum(shares) != len(tensor):
+        rows, rest = divmod(len(tensor), self.processes)
+        if rest or not self._is_made_of_samples(rows):
             return tensor
-        return torch.cat([part[: self._kept(rank, len(part))] for rank, part in enumerate(tensor.split(shares))])
+        # Repetitions come last: a part of the gathered batch, and no copy of it.
+        return tensor[: sum(self._kept(rank, rows) for rank in range(self.processes))]
 
     def own_rows(self, nested: Any) -> Any:
         """This process's share without the repetitions: none of it may be left."""

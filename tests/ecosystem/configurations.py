@@ -86,12 +86,16 @@ def parsed(parser: Any, cls: Any, flags: Any = FLAGS) -> Any:
     return parser(cls).parse_args_into_dataclasses(given)[0]
 
 
+def chosen_of(args: Any) -> Dict[str, Any]:
+    return {name: getattr(args, name) for name in CHOSEN}
+
+
 def outcome(make: Callable[[], Any]) -> str:
     try:
         args = make()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return "kept" if chosen(vars(args)) == CHOSEN else f"found {chosen(vars(args))}"
+    return "kept" if chosen_of(args) == CHOSEN else f"found {chosen_of(args)}"
 
 
 def outcome_without_the_options(cls: Any, form: str) -> str:
@@ -112,11 +116,13 @@ if __name__ == "__main__":
     if sys.argv[1] == "after":
         shim.apply()
     declared = classes()
+    made = {name: cls(**plain()) for name, cls in declared.items()}
     shim.apply()
+    defaults = {name: chosen_of(pickle.loads(pickle.dumps(args))) for name, args in made.items()}
     found = {name: {form: outcome(make) for form, make in forms(cls)} for name, cls in declared.items()}
     shim.revert()
     stock = {
         name: {form: outcome_without_the_options(declared[name], form) for form in of if of[form] != "kept"}
         for name, of in found.items()
     }
-    print(json.dumps({"shim": found, "stock": stock}))
+    print(json.dumps({"shim": found, "stock": stock, "defaults": defaults}))

@@ -24,5 +24,7 @@ class Configurations(TestCase):
             for form, outcome in forms.items():
                 # One that is not kept fails on stock, without the options, for the same reason.
                 self.assertEqual(outcome, report["stock"][name].get(form, "kept"), f"{name}: {form}")
+        for name, options in report["defaults"].items():  # of objects from before `apply()`, in the first case
+            self.assertEqual(list(options.values()), [False, None, 1], name)
         kept = [name for name, forms in report["shim"].items() if set(forms.values()) == {"kept"}]
         self.assertGreaterEqual(len(kept), len(report["shim"]) - 3)  # GRPO, RLOO, and the multi-vector encoder's
