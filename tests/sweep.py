@@ -189,11 +189,15 @@ def _span(counts: Set[int]) -> str:
     return str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
 
 
+def reason_of_upstream(release: str, result: Result) -> str:
+    """Why a release fails without the shim as well; empty where that is not known, or something else has failed."""
+    test, reason = UPSTREAM.get(release, ("", ""))
+    return reason if result.get("failed") == [test] else ""
+
+
 def _reason(release: str, result: Result) -> str:
-    test, of_upstream = UPSTREAM.get(release, ("", ""))
-    if result.get("failed") == [test]:
-        return of_upstream
-    return result.get("error") or f"{len(result['failed'])} failed, {result['failed'][0]} for one"
+    known = reason_of_upstream(release, result)
+    return known or result.get("error") or f"{len(result['failed'])} failed, {result['failed'][0]} for one"
 
 
 class Record:
@@ -239,10 +243,15 @@ def main(named: List[str]) -> None:
             print(f"[{number} of {len(wanted)}, {left:.0f} min left] {line}", flush=True)
     finally:  # also where it is interrupted
         README.write_text(with_made(README.read_text(), BEGIN, table(record.results)))
-    broken = [release for release, result in record.results.items() if not is_green(result)]
+    broken = {release: result for release, result in record.results.items() if not is_green(result)}
     print(f"{len(record.results)} releases recorded, {len(record.results) - len(broken)} of them green.")
+    for release in list(broken):
+        reason = reason_of_upstream(release, broken[release])
+        if reason:
+            print(f"{release}: {reason}")
+            del broken[release]
     if broken:
-        sys.exit(f"Not green: {', '.join(broken)}. {RESULTS} has the reasons.")
+        sys.exit(f"Not green: {', '.join(broken)}. {RESULTS} says what failed.")
 
 
 if __name__ == "__main__":

@@ -110,6 +110,11 @@ class TestResuming:
             sweep.main(list(named))
         return sorted(self.ran)
 
+    def test_what_fails_without_the_shim_as_well_is_told_and_is_no_failure(self, capsys):
+        with mock.patch.dict(sweep.UPSTREAM, {"4.40.0": ("a.b", "it cannot count")}):
+            sweep.main([])
+        assert "4.40.0: it cannot count" in capsys.readouterr().out
+
     def test_what_is_recorded_is_not_run_again_unless_named_or_changed(self):
         assert self.sweep() == ["4.39.0", "4.40.0", "5.10.0"]
         assert list(json.loads(self.path.read_text())) == ["4.39.0", "4.40.0", "5.10.0"]
