@@ -124,6 +124,6 @@ if __name__ == "__main__":
     rank = torch.distributed.get_rank()
     Path(directory, f"rank{rank}.json").write_text(json.dumps(found))
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    # Threads of gloo that still run when the interpreter is torn down abort the process, once in a while.
+    # Threads of gloo that still run when the interpreter is torn down abort the process, once in a while. In torch 2.2
+    # `destroy_process_group` may wait forever for one of them, which waits for the interpreter.
     os._exit(0)

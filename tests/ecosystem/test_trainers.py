@@ -135,7 +135,9 @@ class Metrics(TestCase):
         with shim.applied():
             found = history(case.make(metric, rows=rows, batch_eval_metrics=True))
         self.assertEqual(metric.flags, 2 * once(3))
-        for by_batch, at_the_end in zip([entry for entry in found if "eval_total" in entry], expected):
+        found = [entry for entry in found if "eval_total" in entry]
+        self.assertEqual((len(found), len(expected)), (2, 2))
+        for by_batch, at_the_end in zip(found, expected):
             self.assertEqual(set(by_batch), set(at_the_end))
             self.assertEqual(by_batch, pytest.approx(at_the_end, rel=1e-6))
 
