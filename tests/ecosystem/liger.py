@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from typing import Any, Dict
 from unittest import mock
 
@@ -26,8 +27,9 @@ def trained(**options: Any) -> Dict[str, Any]:
     from tests.ecosystem.test_trainers import Sums, history
     from tests.ecosystem.trainers import causal
 
-    with mock.patch.object(GridExecutor, "__call__", autospec=True, side_effect=GridExecutor.__call__) as kernels:
-        return {"logged": history(causal(Sums(), **options)), "kernels": kernels.call_count}
+    with mock.patch.object(GridExecutor, "__call__", autospec=True, side_effect=GridExecutor.__call__) as run:
+        logged = history(causal(Sums(), **options))
+    return {"logged": logged, "kernels": Counter(call.args[0].fn.__name__ for call in run.call_args_list)}
 
 
 if __name__ == "__main__":

@@ -84,6 +84,6 @@ class LigerKernel(TestCase):
 
     def test_both_orders_give_what_liger_gives_alone(self):
         alone = self.reported("liger")
-        self.assertGreater(alone["kernels"], 0)
+        self.assertLessEqual({"_triton_rope", "liger_cross_entropy_kernel"}, set(alone["kernels"]))
         for order in (("liger", "shim"), ("shim", "liger")):
             self.assertEqual(self.reported(*order), alone)

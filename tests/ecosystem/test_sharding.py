@@ -78,4 +78,4 @@ class TwoProcesses(TestCase):
     def test_logits_of_one_batch_are_gathered_or_none(self, kind):
         report, _ = self.reports(kind)
         self.assertEqual(report["batches"]["widest"], 2)  # rows and classes
-        self.assertEqual(report["own rows"]["widest"], 1)  # labels, losses, counts
+        self.assertEqual(report["own rows"]["widest"], 1)  # losses and counts

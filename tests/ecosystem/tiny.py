@@ -124,7 +124,7 @@ def classified(rows: int, labels: int) -> Dataset:
 
 
 def tokens_of_preferences(rows: int) -> Dataset:
-    """The same, with each answer in tokens."""
+    """The preferences, with each answer in tokens."""
     encode = tokenizer()
     columns: Dict[str, Any] = {}
     for answer, shift in (("chosen", 1), ("rejected", 2)):

@@ -86,7 +86,7 @@ def dpo(compute_metrics: Optional[Callable[..., Any]] = None, rows: int = tiny.E
 def reward(compute_metrics: Optional[Callable[..., Any]] = None, rows: int = tiny.EVALUATED, **options: Any) -> Any:
     import trl
 
-    # Up to trl 0.9 the tokens of both answers are made by the user; since then from the columns of preferences.
+    # In trl 0.8 the user makes tokens of both answers; the newest takes the preferences themselves.
     makes_tokens = hasattr(trl.RewardTrainer, "_prepare_dataset")
     data = tiny.preferences if makes_tokens else tiny.tokens_of_preferences
     return trl.RewardTrainer(

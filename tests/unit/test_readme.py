@@ -16,6 +16,7 @@ from transformers import Trainer, TrainingArguments
 
 import shim
 from shim import compat
+from tests.distributed.test_processes import LOOPBACK
 from tests.fixtures import Count, Lin, Rows, logits_of, make_args, make_trainer, oracle
 from tests.unit.test_cache_clear import TABLE
 from tests.unit.test_import import on_releases
@@ -104,7 +105,7 @@ def test_programs_run_as_the_readme_says(tmp_path):
                 "PYTHONPATH": str(ROOT),
                 "OMP_NUM_THREADS": "1",
                 "ACCELERATE_USE_CPU": "true",
-                "GLOO_SOCKET_IFNAME": "lo",
+                **LOOPBACK,
             },
             capture_output=True,
             text=True,
